@@ -70,7 +70,9 @@ class ControllerService(Service):
                 metrics=chassis.metrics,
             ),
         )
-        self._membership = Membership(roster=roster, report=partial(worker_of, chassis))
+        self._membership = Membership(
+            roster=roster, report=partial(worker_of, chassis), usage=chassis.usage.totals
+        )
         self._beats: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -112,6 +112,7 @@ class EnvironmentService(Service):
             report=self.report,
             ended=self._end_job,
             kept=lambda: self._worlds.jobs | self._tokenizers.jobs,
+            usage=chassis.usage.totals,
         )
         self._tasks: list[asyncio.Task[None]] = []
         progress = chassis.health.progress

@@ -63,6 +63,7 @@ from paceline_experience.store.watermarks import Watermarks
 from paceline_experience.tenancy.audit_log import AuditLog
 from paceline_experience.tenancy.quotas import Quotas
 from paceline_experience.tenancy.tokens import Tokens
+from paceline_experience.usage.activity import ActivityMonitor
 from paceline_experience.usage.gauges import values_of
 from paceline_experience.usage.tenants import Tenants
 from paceline_experience.webhooks.outbox import Webhooks
@@ -80,6 +81,7 @@ class ExperienceService(Service):
         self._settings = chassis.settings
         self._metrics = chassis.metrics
         self._address = chassis.address
+        self._usage = chassis.usage
         self._options = options
         self._store = store
         self._jobs = JobStore(store, limits=self._settings.limits)
@@ -139,12 +141,7 @@ class ExperienceService(Service):
         self._files = JobFiles(self._settings.run_dir, storage=self._settings.storage)
         self._job_service = self._make_job_service()
         self._deletion = self._make_deletion()
-        self._training = Training(
-            jobs=self._jobs,
-            ledgers=self._ledgers,
-            tracker=self._tracker,
-            export=self._job_service.export,
-        )
+        self._training = self._make_training()
         self._add_servicers(chassis)
 
     def _make_job_service(self) -> JobService:
@@ -164,6 +161,14 @@ class ExperienceService(Service):
                 files=self._files,
                 compress_over_bytes=self._options.compress_over_bytes,
             ),
+        )
+
+    def _make_training(self) -> Training:
+        return Training(
+            jobs=self._jobs,
+            ledgers=self._ledgers,
+            tracker=self._tracker,
+            export=self._job_service.export,
         )
 
     def _make_deletion(self) -> Deletion:
@@ -237,7 +242,9 @@ class ExperienceService(Service):
     async def _follow_members(self) -> None:
         """Awaits nothing else: the roster takes a late call for a frozen process."""
         while True:
-            self._roster.join(self._worker())
+            me = self._worker()
+            self._roster.join(me)
+            self._roster.beat(me.worker_id, load=me.load, usage=self._usage.totals())
             for worker in self._roster.expire():
                 self._presence.lost(worker.worker_id)
             await asyncio.sleep(min(self._options.sweep_s, _MEMBERS_INTERVAL_S))
@@ -355,6 +362,13 @@ class ExperienceService(Service):
             audit=self._audit,
             deletion=self._deletion,
             webhooks=self._webhooks,
+            artifacts=self._artifacts,
+            activity=ActivityMonitor(
+                jobs=self._jobs,
+                ledgers=self._ledgers,
+                roster=self._roster,
+                collector=self._collector,
+            ),
         )
         tokens = Tokens(self._store, self._audit)
         credentials = Credentials(

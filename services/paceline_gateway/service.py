@@ -117,7 +117,7 @@ class GatewayService(Service):
             dtype=dtype,
         )
         self._handlers = handlers(upstream, jobs)
-        self._membership = Membership(roster=roster, report=self.report)
+        self._membership = Membership(roster=roster, report=self.report, usage=chassis.usage.totals)
         self._scheme = "http" if certificate is None else "https"
         health: Any = health_pb2_grpc.HealthStub(self._channel)
         self.app = create_app(

@@ -85,6 +85,7 @@ class RewardService(Service):
                 report=self.report,
                 ended=self._end_job,
                 kept=lambda: self._job_pools.jobs | self._code.jobs,
+                usage=self._chassis.usage.totals,
             )
 
     async def run(self) -> None:

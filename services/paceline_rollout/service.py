@@ -111,7 +111,10 @@ class RolloutService(Service):
         self._gauges.follow(lag=lambda: updater.lag, age_s=lambda: updater.age_s)
         self._chassis.usage.measure_seconds(lambda: self._engine.status().busy_s)
         self._member = Membership(
-            roster=self._roster, report=self.report, progress=self._updater.progress
+            roster=self._roster,
+            report=self.report,
+            progress=self._updater.progress,
+            usage=self._chassis.usage.totals,
         )
         RolloutLiveness(
             engine=self._engine,

@@ -204,7 +204,7 @@ class TrackingService(Service):
             metrics=chassis.metrics,
             run_dir=settings.run_dir.resolve(),
         )
-        self._membership = Membership(roster=roster, report=self.report)
+        self._membership = Membership(roster=roster, report=self.report, usage=chassis.usage.totals)
 
     async def run(self) -> None:
         """Follow jobs until the service stops."""

@@ -110,7 +110,10 @@ class TrainerService(Service):
             servicer = StatusServicer(self._status)
             add_TrainerServicer_to_server(servicer, self._chassis.server)
             self._membership = Membership(
-                roster=self._roster, report=self._report, progress=self._weights.progress
+                roster=self._roster,
+                report=self._report,
+                progress=self._weights.progress,
+                usage=self._chassis.usage.totals,
             )
             membership = asyncio.create_task(self._membership.run(), name="membership")
             self._background.append(membership)

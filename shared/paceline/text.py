@@ -1,6 +1,12 @@
-"""Texts of bounded size."""
+"""Texts of bounded size, and texts that are safe to show."""
 
 from __future__ import annotations
+
+import unicodedata
+
+# Control, format (direction, width, tags), surrogates, private use, line and paragraph separators.
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_LOOKS_EMPTY = frozenset({0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0})
 
 
 def clipped(text: str, max_bytes: int) -> str:
@@ -22,3 +28,22 @@ def human_bytes(count: int) -> str:
         size /= 1024
         units.pop(0)
     return f"{round(size, 1):g} {units[0]}"
+
+
+def visible(text: str) -> str:
+    """The text with every character that could act on a terminal or reorder text made visible.
+
+    Escape sequences, other control characters (except line ends and tabs), marks of direction and
+    characters without width become symbols (`␛`) or their code in brackets (`⟨U+202E⟩`).
+    """
+    return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(char: str) -> str:
+    code = ord(char)
+    if char in "\n\t" or (0x20 <= code < 0x7F):
+        return char
+    if code <= 0x20 or code == 0x7F:
+        return chr(0x2421 if code == 0x7F else 0x2400 + code)
+    hidden = unicodedata.category(char) in _HIDDEN or code in _LOOKS_EMPTY
+    return f"⟨U+{code:04X}⟩" if hidden else char

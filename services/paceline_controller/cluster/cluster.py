@@ -72,7 +72,9 @@ class ClusterService(Service):
             else connect_as(settings, settings.experience)
         )
         self._membership = Membership(
-            roster=RosterStub(self._channel), report=partial(worker_of, chassis)
+            roster=RosterStub(self._channel),
+            report=partial(worker_of, chassis),
+            usage=chassis.usage.totals,
         )
 
     async def run(self) -> None:

@@ -8,13 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from paceline import wire
-from paceline.enums import JobState, Purpose
+from paceline.api.episodes import NumberRange
+from paceline.enums import JobState, Purpose, ScoreStatus
+from paceline.errors import InvalidError, NotFoundError
 from paceline.transport.operations import CODE_BYTES_KEY, bounded
 from paceline.transport.principal import Role, caller
 from paceline.transport.request_reader import timely
 from paceline.transport.sending import accept
+from paceline.v1 import activity_pb2, episodes_pb2, jobs_pb2_grpc, roster_pb2, types_pb2
 from paceline.v1 import jobs_pb2 as pb
-from paceline.v1 import jobs_pb2_grpc, roster_pb2, types_pb2
 from paceline_experience.fleet.routes import RoutePlanner
 from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.history import JobMetricRow
@@ -22,7 +24,10 @@ from paceline_experience.jobs.jobs import JobStore, unknown_job
 from paceline_experience.jobs.ledgers import Ledgers
 from paceline_experience.jobs.service import JobService, read_spec
 from paceline_experience.jobs.uploads import CodePiece
+from paceline_experience.ledger.stored.listing import EpisodeQuery
+from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.tenancy.audit_log import AuditLog
+from paceline_experience.usage.activity import ActivityMonitor
 from paceline_experience.webhooks.outbox import Webhooks
 
 
@@ -39,6 +44,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         audit: AuditLog,
         deletion: Deletion,
         webhooks: Webhooks,
+        artifacts: ArtifactStore,
+        activity: ActivityMonitor,
     ) -> None:
         self._webhooks = webhooks
         self._deletion = deletion
@@ -47,6 +54,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         self._ledgers = ledgers
         self._tracker = tracker
         self._audit = audit
+        self._artifacts = artifacts
+        self._activity = activity
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Any) -> types_pb2.Job:
         """Submit a job; idempotent on (tenant, request_id)."""
@@ -176,6 +185,44 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         trajectories = [wire.to_proto(each, types_pb2.Trajectory) for each in found]
         return pb.ListTrajectoriesReply(trajectories=trajectories, next_page_token=token)
 
+    async def ListEpisodes(
+        self, request: episodes_pb2.ListEpisodesRequest, context: Any
+    ) -> episodes_pb2.ListEpisodesReply:
+        """A page of stored episodes, newest first."""
+        query = _query(request)
+        await self._check(request.job_id, context)
+        ledger = await self._ledgers.get(request.job_id)
+        found, token = await ledger.episodes.page(
+            query, page_size=bounded(request, "page_size"), page_token=request.page_token
+        )
+        episodes = [wire.to_proto(each, episodes_pb2.Episode) for each in found]
+        return episodes_pb2.ListEpisodesReply(episodes=episodes, next_page_token=token)
+
+    async def GetModelFile(
+        self, request: episodes_pb2.GetModelFileRequest, context: Any
+    ) -> episodes_pb2.ModelFile:
+        """A small file of a job's model; they are JSON or templates, so text."""
+        await self._check(request.job_id, context)
+        files = (await self._jobs.get(request.job_id)).artifacts
+        if request.name not in files:
+            raise NotFoundError(f"model file {request.name!r} is not known; there are {[*files]}")
+        digest = files[request.name]
+        data = bytearray()
+        async for chunk in self._artifacts.chunks(digest):
+            data += chunk
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise InvalidError(f"name: {request.name!r} is no text") from None
+        return episodes_pb2.ModelFile(name=request.name, digest=digest, text=text)
+
+    async def GetActivity(
+        self, request: activity_pb2.GetActivityRequest, context: Any
+    ) -> activity_pb2.Activity:
+        """What jobs and processes are doing."""
+        found = await self._activity.snapshot(caller(context), tenant=request.tenant)
+        return wire.to_proto(found, activity_pb2.Activity)
+
     async def VerifyJob(self, request: pb.VerifyJobRequest, context: Any) -> pb.VerificationReport:
         """Verify a job's ledger."""
         await self._check(request.job_id, context)
@@ -228,6 +275,27 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         if not caller(context).sees(tenant):
             raise unknown_job(job_id)
         return tenant
+
+
+def _query(request: episodes_pb2.ListEpisodesRequest) -> EpisodeQuery:
+    """What is asked for.
+
+    Raises:
+        InvalidError: a range is malformed.
+    """
+    purpose, status = request.purpose, request.status
+    return EpisodeQuery(
+        purpose=wire.member_of(Purpose, purpose, "purpose") if purpose else Purpose.TRAIN,
+        group_id=request.group_id,
+        task_id=request.task_id,
+        reward=NumberRange.parse(request.reward, name="reward"),
+        step=NumberRange.parse(request.step, name="step"),
+        age=NumberRange.parse(request.age, name="age"),
+        status=wire.member_of(ScoreStatus, status, "status") if status else None,
+        failed=request.failed,
+        dropped=request.dropped,
+        trajectories=request.trajectories,
+    )
 
 
 def _rows(rows: Iterable[JobMetricRow]) -> list[pb.MetricRow]:

@@ -51,6 +51,7 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
             active_version=request.active_version,
             load=request.load,
             transfers=[wire.from_proto(each, TransferProgress) for each in request.transfers],
+            usage=request.usage,
         )
         self._tracker.progress(member)
         return pb.HeartbeatReply(ended_jobs=await self._ended_jobs(request.kept_jobs))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError
@@ -30,6 +30,7 @@ class Member:
     worker: Worker
     seen_s: float
     transfers: tuple[TransferProgress, ...] = ()
+    usage: Mapping[str, float] = field(default_factory=dict[str, float])  # `Usage.totals`
 
     @property
     def held(self) -> frozenset[int]:
@@ -76,7 +77,8 @@ class Roster:
         before = self._members.get(worker.worker_id)
         same = before is not None and before.worker.pid == worker.pid
         transfers = before.transfers if before is not None and same else ()
-        self._members[worker.worker_id] = Member(worker, self._clock(), transfers)
+        usage = before.usage if before is not None and same else {}
+        self._members[worker.worker_id] = Member(worker, self._clock(), transfers, usage)
         if before is None or replace(before.worker, load=worker.load) != worker:
             log.info("joined", worker=worker.worker_id, kind=worker.kind, at=worker.endpoint)
             self.changed.fire()
@@ -88,6 +90,7 @@ class Roster:
         active_version: int = -1,
         load: Mapping[str, float] | None = None,
         transfers: Sequence[TransferProgress] = (),
+        usage: Mapping[str, float] | None = None,
     ) -> Member:
         """Renew a membership.
 
@@ -98,7 +101,7 @@ class Roster:
         if before is None:
             raise NotFoundError(f"worker {worker_id!r} is not in the roster; join again")
         worker = replace(before.worker, active_version=active_version, load=dict(load or {}))
-        member = Member(worker, self._clock(), tuple(transfers))
+        member = Member(worker, self._clock(), tuple(transfers), dict(usage or {}))
         self._members[worker_id] = member
         moved = before.worker.active_version != active_version
         if moved or before.held != member.held:

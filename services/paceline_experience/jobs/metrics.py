@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from paceline.enums import JobState, WorkerKind
@@ -52,6 +52,8 @@ class JobMetricsCollector:
         self._seen: dict[str, int] = {}  # newest incarnation whose trainer was in the roster
         self._trainers: set[str] = set()  # jobs whose trainer is in the roster
         self._held: set[str] = set()
+        self._waits: defaultdict[str, defaultdict[str, float]]  # by job, in seconds
+        self._waits = defaultdict(lambda: defaultdict(float))
 
     def meter(self, job_id: str) -> JobMeter:
         """The meter of a job."""
@@ -65,6 +67,7 @@ class JobMetricsCollector:
             self._meters.pop(job_id).close()
             self._opened.discard(job_id)
             self._seen.pop(job_id, None)
+            self._waits.pop(job_id, None)
         for job_id, entry in list(self._ledgers.active.items()):
             meter = self.meter(job_id)
             if job_id not in self._opened:
@@ -117,6 +120,15 @@ class JobMetricsCollector:
         for job_id, entry in self._ledgers.active.items():
             if job_id not in self._held and (on := self._waiting_on(job_id, entry)):
                 self._metrics.add("job_wait_seconds", seconds, job=job_id, waiting_on=on)
+                self._waits[job_id][on] += seconds
+
+    def waits_s(self, job_id: str) -> dict[str, float]:
+        """What a live job has waited for so far, in seconds by service, as the metric counts it."""
+        return dict(self._waits.get(job_id, {}))
+
+    def held(self, job_id: str) -> bool:
+        """Whether the controller says that a job has to wait."""
+        return job_id in self._held
 
     def _waiting_on(self, job_id: str, entry: OpenLedger) -> str:
         """Which service a job waits for; empty: it is about to stop, or paused."""

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paceline.enums import DropReason, StopReason
 from paceline.errors import FencedError, IntegrityError, InvalidError, StateError
 from paceline.text import clipped
@@ -23,7 +26,8 @@ from paceline_experience.ledger.records import BatchRecord, field_texts, record_
 from paceline_experience.ledger.shares import Batch, BatchShare
 from paceline_experience.ledger.staleness import stale_groups
 from paceline_experience.ledger.state import GroupRecord, LedgerState
-from paceline_experience.ledger.trajectories import note_dropped
+from paceline_experience.ledger.stored.samples import PayloadNote
+from paceline_experience.ledger.trajectories import note_dropped, step_of
 from paceline_experience.store.payloads import PayloadStore
 
 _POLL_S = 1.0
@@ -45,6 +49,7 @@ class Batches:
         # In a transaction, own code that is slow would keep all others of the job waiting.
         self._later = LaterEstimate(estimator, payloads, core.ready) if estimator.slow else None
         self._built: Batch | None = None
+        self._advantages: dict[str, PayloadNote] = {}  # of that batch, by payload
         self._building = asyncio.Lock()
         self._takers = 0
         self._waiting_since: float | None = None
@@ -197,6 +202,8 @@ class Batches:
         places = [(g.group_id, index) for g in groups for index in g.member_indices()]
         spans = [self._core.traces.span(*place) for place in places]
         values, weights = await self._estimator.kept(fixed.step, groups)
+        names = (name for g in groups for name in g.member_payloads())
+        self._advantages = dict(zip(names, map(_mean_note, values), strict=True))
         mask = self._core.spec.sampling.on_truncation == "mask"
         samples: list[shares.BatchSample] = []
         for number, (blob, place, own, weight, span) in enumerate(
@@ -247,6 +254,9 @@ class Batches:
             values = describe(stats, _trained(state.counts, groups, tally))
             row = row_text(step=step + 1, kind="train", values=values)
             self._core.rows_written += 1
+            if self._built is not None and self._built.batch_id == batch_id:
+                own = {name: self._advantages[name] for name in ring if name in self._advantages}
+                await self._groups.samples.note(own)
             answer = await self._core.change(
                 "commit", incarnation, step, batch_id, json.dumps(ring), json.dumps(tally), row
             )
@@ -324,13 +334,13 @@ class Batches:
         if self._groups.payload_bytes <= self._core.spec.experience.payload_bytes / 2:
             exported = self._core.state.meta.exported.offset
             keep = max(keep, await store.command("ZCOUNT", ring, f"({exported}", "+inf"))
-        names: list[bytes] = await store.command("ZRANGE", ring, 0, -keep - 1)
+        found = await store.scored("ZRANGE", ring, 0, -keep - 1)
         live = self._core.state.groups
-        gone = [n for n in (b.decode() for b in names) if n.rsplit("/", 2)[0] not in live]
+        gone = {name: step_of(score) for name, score in found if name.rsplit("/", 2)[0] not in live}
         if gone:
-            await note_dropped(self._core, gone)
+            await note_dropped(self._core, [*gone])
             await store.command("ZREM", ring, *gone)
-        await self._groups.free(gone)
+        await self._groups.free([*gone], trained=gone)
 
     async def rewind(self, *, incarnation: int, step: int) -> tuple[int, int]:
         """Go back to a checkpoint; returns the ledger's step and the newest version."""
@@ -357,6 +367,13 @@ def fence(state: LedgerState, incarnation: int) -> None:
     newest = state.meta.incarnation
     if incarnation != newest:
         raise FencedError(f"incarnation {incarnation} is not the newest, which is {newest}")
+
+
+def _mean_note(advantages: NDArray[np.float32]) -> PayloadNote:
+    """What users are told of an episode's advantages: their mean."""
+    return (
+        PayloadNote(advantage=repr(float(advantages.mean()))) if len(advantages) else PayloadNote()
+    )
 
 
 def _tally(batch: BatchRecord | None) -> dict[str, int]:

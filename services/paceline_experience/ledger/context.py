@@ -149,7 +149,7 @@ class LedgerContext:
     async def listed_payloads(self) -> set[str]:
         """Payloads of trained or measured trajectories that can still be listed."""
         names = set[str]()
-        for ring in (self.keys.ring, self.keys.eval_ring):
+        for ring in (self.keys.ring, self.keys.eval_ring, self.keys.samples):
             found: list[bytes] = await self.store.command("ZRANGE", ring, 0, -1)
             names.update(name.decode() for name in found)
         return names

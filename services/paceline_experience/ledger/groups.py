@@ -16,6 +16,7 @@ from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.counts import filter_reason
 from paceline_experience.ledger.filters.chain import FilterChain, finished_group
 from paceline_experience.ledger.filters.decision import GroupDecision
+from paceline_experience.ledger.filters.outcomes import given_up, observed
 from paceline_experience.ledger.generation.aborts import Aborts
 from paceline_experience.ledger.generation.allocation import (
     Allocation,
@@ -27,11 +28,11 @@ from paceline_experience.ledger.generation.prefix import prefixes
 from paceline_experience.ledger.generation.submission import Report, Submission, submission
 from paceline_experience.ledger.own.later import LaterDecisions
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
-from paceline_experience.ledger.records import OutcomeRecord, record_text
 from paceline_experience.ledger.replay.pool import StoredRecord
 from paceline_experience.ledger.replay.stage import Offered, ReplayStage
 from paceline_experience.ledger.staleness import too_late_groups
 from paceline_experience.ledger.state import DROPPED, GroupRecord
+from paceline_experience.ledger.stored.samples import KeptSamples
 from paceline_experience.ledger.task_cursor import Draw
 from paceline_experience.store.payloads import PayloadStore
 
@@ -77,6 +78,7 @@ class Groups:
         self._payloads = payloads
         self._observe = observe
         self.compress_over = compress_over_bytes
+        self.samples = KeptSamples(core)
         self._sizes: dict[str, int] = {}
         self.payload_bytes = 0
         self._num_accepted, self._accepted_bytes = 0, 0
@@ -96,6 +98,7 @@ class Groups:
     async def recover(self, listed: Collection[str]) -> None:
         """Count stored payloads; delete those of no group that are not `listed` either."""
         self._sizes = await self._payloads.sizes()
+        await self.samples.load(self._sizes)
         owned = {name for g in self._core.state.groups.values() for name in g.payloads()}
         await self.free([name for name in self._sizes if name not in owned and name not in listed])
         self.payload_bytes = sum(self._sizes.values())
@@ -174,7 +177,8 @@ class Groups:
             self.losses.note(group, None)
             self.aborts.note(group, None)
         await self._requeue_failed(reports, gone)
-        await self.free([name for g in gone.values() for name in g.payloads()])
+        lost = [name for g in gone.values() for name in g.payloads()]
+        await self.free(lost, dropped=DropReason.GROUP_FAILED)
         finished: dict[str, list[int]] = {}
         for report, outcome in zip(reports, outcomes, strict=True):
             if outcome is EpisodeOutcome.ACCEPTED:
@@ -275,8 +279,11 @@ class Groups:
             if after is None or DROPPED in after.states:
                 self.losses.note(group, after)
                 ended_early |= self.aborts.note(group, after)
-        gone = [name for group, _ in decided for name in self._gone(group)]
-        await self.free(gone)
+        gone = False
+        for group, decision in decided:
+            lost = list(self._gone(group))
+            gone |= bool(lost)
+            await self.free(lost, dropped=decision.reason)
         if gone or ended_early or len(ended) < len(decided):
             self._core.work.fire()
         if any(group.group_id in state.groups for group in ended):
@@ -336,7 +343,7 @@ class Groups:
             return GroupDecision(
                 group.group_id,
                 DropReason.FILTERED,
-                outcome=self._observed(group, kept=None),
+                outcome=self._told(group, kept=None),
                 filtered_for=filter_reason(self._core.state.counts, why),
                 stored=stored,
             )
@@ -347,53 +354,26 @@ class Groups:
             group.group_id,
             EpisodeState.READY,
             left_out=tuple(i for i in group.finished() if i not in kept and i not in replaced),
-            outcome=self._observed(group, kept=kept, guests=joined),
+            outcome=self._told(group, kept=kept, guests=joined),
             guests=joined,
             replaced=replaced,
             stored=stored,
         )
 
-    def _observed(
+    def _told(
         self,
         group: GroupRecord,
         *,
         kept: Collection[int] | None,
         guests: Sequence[StoredRecord] = (),
     ) -> str:
-        """What plug-ins with a memory will be told of a decided group, as JSON.
-
-        `kept` are the indices of what is trained; None: it is filtered.
-        """
-        if not self._observe or group.is_eval or group.seen:
-            return ""
-        found = group.summaries()
-        names = sorted({name for each in found for name in each.parts})
-        outcome = OutcomeRecord(
-            seq=group.seq,
-            task=group.position,
-            rewards=tuple(e.reward for e in found),
-            answers=tuple(e.answer for e in found),
-            filtered=kept is None,
-            lengths=tuple(e.policy_tokens for e in found),
-            truncated=tuple(e.truncated for e in found),
-            parts={name: tuple(e.parts.get(name) for e in found) for name in names},
-            left_out=tuple(
-                place
-                for place, index in enumerate(group.finished())
-                if kept is not None and index not in kept
-            ),
-            pick=group.pick,
-            replayed=tuple(each.result.reward for each in guests),
-        )
-        return record_text(outcome)
+        wanted = self._observe and not group.is_eval and not group.seen
+        return observed(group, kept=kept, guests=guests) if wanted else ""
 
     def _given_up(self, group: GroupRecord, reason: DropReason) -> str:
         """The same for one that is dropped before it was decided, and does not come again."""
-        if not self._observe or group.is_eval or group.seen:
-            return ""
-        return record_text(
-            OutcomeRecord(seq=group.seq, task=group.position, failed=reason, pick=group.pick)
-        )
+        wanted = self._observe and not group.is_eval and not group.seen
+        return given_up(group, reason) if wanted else ""
 
     async def prefixes(self, group: GroupRecord, indices: Sequence[int]) -> list[EpisodeProgress]:
         """What those of these episodes that continue a sibling begin with."""
@@ -424,7 +404,7 @@ class Groups:
         for group in groups:
             self.losses.note(group, None)
             self.aborts.note(group, None)
-        await self.free(payloads)
+        await self.free(payloads, dropped=reason)
         if again:
             await self._requeue_tasks(again)
         self._core.work.fire()
@@ -433,12 +413,28 @@ class Groups:
         """Keys that leave the pool of stored episodes as a batch is fixed."""
         return [] if self._replay is None else self._replay.settled(unfixed=unfixed)
 
-    async def free(self, names: Sequence[str]) -> None:
-        """Inside a transaction: delete payloads, but those that a replay still needs."""
+    async def free(
+        self,
+        names: Sequence[str],
+        *,
+        dropped: DropReason | None = None,
+        trained: Mapping[str, int] | None = None,
+    ) -> None:
+        """Inside a transaction: delete payloads, but those that a replay still needs, and samples.
+
+        Some become samples if they are `dropped`, or were `trained` at the steps that this says.
+        """
+        if dropped is not None:
+            trained = dict.fromkeys(names, self._core.state.step)
+        if trained:
+            names = await self.samples.keep(trained, self._sizes, dropped=dropped)
         if self._replay is not None:
             names = await self._replay.unused(names)
+        names = [name for name in names if name not in self.samples.names]
         if names:
             await self._payloads.drop(names)
+            if dropped is None:  # of others there is no note
+                await self.samples.forget(names)
             self.payload_bytes -= sum(self._sizes.pop(name, 0) for name in names)
 
     async def forget_stored(self) -> None:

@@ -35,6 +35,7 @@ from paceline_experience.ledger.replay.imports import Imports
 from paceline_experience.ledger.replay.stage import replay_stage
 from paceline_experience.ledger.shares import BatchShare
 from paceline_experience.ledger.sources import learners_of, make_allocator, make_sampler
+from paceline_experience.ledger.stored.listing import EpisodeListing
 from paceline_experience.ledger.task_cursor import TaskCursor
 from paceline_experience.ledger.trajectories import Trajectories
 from paceline_experience.ledger.verification import VerificationReport, verify
@@ -105,6 +106,7 @@ class JobLedger:
         self.pauses = Pauses(core=core, leases=self._leases, evals=self._evals)
         self.trajectories = Trajectories(core=core, payloads=payloads)
         self.imports = Imports(core=core, groups=groups, tasks=tasks)
+        self.episodes = EpisodeListing(core=core, payloads=payloads, samples=groups.samples)
         self._completion = JobCompletion(
             core=core,
             groups=groups,

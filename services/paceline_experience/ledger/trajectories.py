@@ -179,6 +179,11 @@ async def note_dropped(core: LedgerContext, names: Sequence[str]) -> None:
         await core.note(exported=replace(now, num_missing=now.num_missing + lost))
 
 
+def step_of(score: float) -> int:
+    """The step whose batch contains a trained trajectory, from its place in the ring."""
+    return int(score) // _STEP
+
+
 def _unpacked(payload: bytes | None) -> tuple[int, Trajectory | None]:
     """Size in bytes, and the trajectory; None if it is gone or damaged."""
     if payload is None:

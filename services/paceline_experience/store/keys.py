@@ -45,10 +45,12 @@ class JobKeys:
         ) = self.scripts
         self.eval_ring = job_key(tenant, job_id, "eval_ring")
         self.payloads = job_key(tenant, job_id, "payloads")
+        self.samples = job_key(tenant, job_id, "samples")  # sorted set of payloads, by step
+        self.notes = job_key(tenant, job_id, "notes")  # hash: payload -> note (JSON)
 
 
 def all_keys(tenant: str, job_id: str) -> list[str]:
     """Every key of a job, its record first."""
     keys = JobKeys(tenant, job_id)
     others = [job_key(tenant, job_id, name) for name in ("record", "spec", "owner")]
-    return [*others, *keys.scripts, keys.eval_ring, keys.payloads]
+    return [*others, *keys.scripts, keys.eval_ring, keys.payloads, keys.samples, keys.notes]

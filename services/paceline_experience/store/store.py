@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.resources import files
@@ -126,6 +126,12 @@ class Store:
         with self.waiting():
             return await self.redis.execute_command(*args)
 
+    async def scored(self, *args: str | int | float | bytes) -> list[tuple[str, float]]:
+        """Members of a sorted set and their scores, from a command that is given WITHSCORES."""
+        found: list[Any] = await self.command(*args, "WITHSCORES")
+        pairs = found if found and isinstance(found[0], list) else _pairs(found)  # RESP3, RESP2
+        return [(name.decode(), float(score)) for name, score in pairs]
+
     async def hashes(self, *keys: str) -> list[dict[bytes, bytes]]:
         """Read several whole hashes atomically."""
         with self.waiting():
@@ -245,3 +251,7 @@ def translate(error: RedisError | RedisClusterException) -> Exception:
     if isinstance(error, RedisConnectionError):
         return StoreError(f"the store cannot be reached: {error}")
     return StoreError(f"the store refused: {error}")
+
+
+def _pairs(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    return [(flat[at], flat[at + 1]) for at in range(0, len(flat), 2)]

@@ -5,11 +5,15 @@ A document that mirrors a protobuf message names it in `message` and has the sam
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from paceline.api.activity import JobActivity, ProcessActivity
+from paceline.api.episodes import ListedEpisode
+from paceline.api.notebook import Tabular, facts_html, flattened
 from paceline.api.tenants import TenantUsage
 from paceline.config.quota import Quota
 from paceline.enums import AuditOutcome, Purpose
@@ -28,6 +32,9 @@ class JobView(BaseModel):
     spec: dict[str, Any]
     artifacts: dict[str, str] = Field(default_factory=dict[str, str])
     """File name -> sha256."""
+
+    def _repr_html_(self) -> str:
+        return status_html(self.status)
 
 
 class CodeView(BaseModel):
@@ -52,14 +59,21 @@ class ListedJob(BaseModel):
 
     status: JobStatus
 
+    def _repr_html_(self) -> str:
+        return status_html(self.status)
 
-class JobPage(BaseModel):
+
+class JobPage(BaseModel, Tabular):
     """A page of jobs, newest first."""
 
     message: ClassVar = "ListJobsReply"
     jobs: list[ListedJob]
     next_page_token: str = ""
     """Empty: this is the last page."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """The status of each job, without its summary and trackers."""
+        return [_shown(job.status) for job in self.jobs]
 
 
 class MetricRow(BaseModel):
@@ -71,13 +85,20 @@ class MetricRow(BaseModel):
     values: dict[str, Any]
 
 
-class MetricPage(BaseModel):
+class MetricPage(BaseModel, Tabular):
     """Rows in order; pass `after=next` to get the rows that follow."""
 
     message: ClassVar = "ListMetricsReply"
     rows: list[MetricRow]
     next: int
     """0: no more rows yet."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row of the history per row; what is nested is `outer.inner`."""
+        return [
+            {"index": row.index, "step": row.step, "kind": row.kind.value, **flattened(row.values)}
+            for row in self.rows
+        ]
 
 
 class JobEvent(BaseModel):
@@ -90,13 +111,66 @@ class JobEvent(BaseModel):
     """Null: the job has no open ledger."""
 
 
-class TrajectoryPage(BaseModel):
+class TrajectoryPage(BaseModel, Tabular):
     """A page of trajectories, newest first: tokens with spans, text, scores, provenance."""
 
     message: ClassVar = "ListTrajectoriesReply"
     trajectories: list[Trajectory]
     next_page_token: str = ""
     """Empty: this is the last page."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """Scores and sizes of each, without its tokens."""
+        return [
+            {
+                "group_id": each.group_id,
+                "index": each.index,
+                "task_id": each.task_id,
+                "reward": each.score.reward,
+                **flattened(each.score.parts, prefix="parts."),
+                "status": each.score.status.value,
+                "truncated": each.truncated,
+                "policy_tokens": each.num_policy_tokens,
+                "text": each.response_text,
+            }
+            for each in self.trajectories
+        ]
+
+
+class EpisodePage(BaseModel, Tabular):
+    """A page of stored episodes, newest first. It may be empty though others follow."""
+
+    message: ClassVar = "ListEpisodesReply"
+    episodes: list[ListedEpisode]
+    next_page_token: str = ""
+    """Empty: this is the last page."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """All fields of each but its trajectory; parts of the reward are `parts.NAME`."""
+        return [flattened(asdict(replace(each, trajectory=None))) for each in self.episodes]
+
+
+class ModelFile(BaseModel):
+    """A small file of a job's model."""
+
+    message: ClassVar = "ModelFile"
+    name: str
+    digest: str
+    """sha256 in hex."""
+    text: str
+
+
+class ActivityView(BaseModel):
+    """Jobs and processes; seconds are cumulative."""
+
+    message: ClassVar = "Activity"
+    clock_s: float
+    jobs: list[JobActivity]
+    """Unfinished ones, newest first."""
+    processes: list[ProcessActivity]
+    """By kind, then by id."""
+    more_jobs: bool = False
+    processes_left_out: int = 0
 
 
 class VerificationView(BaseModel):
@@ -229,6 +303,20 @@ class AuditLogPage(BaseModel):
     entries: list[AuditEntryView]
     next: str = ""
     """`before` of the next page; empty: this is the last page."""
+
+
+def status_html(status: JobStatus) -> str:
+    """The status of a job for a notebook."""
+    facts = [(name, value) for name, value in _shown(status).items() if name != "job_id"]
+    return facts_html(f"Job {status.job_id}", facts)
+
+
+def _shown(status: JobStatus) -> dict[str, Any]:
+    names = (
+        *("job_id", "name", "tenant", "state", "reason", "step", "version"),
+        *("eval_reward", "eval_step", "age_s", "runtime_s", "created_at", "finished_at"),
+    )
+    return {name: getattr(status, name) for name in names}
 
 
 def _without_defaults(schema: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from paceline.cli import observing
+
 EPILOG = """\
 exit codes:
   0    ok
@@ -121,6 +123,7 @@ def _add_remote(commands: Any) -> None:
         _add_gateway(command)
     _add_replay(commands)
     _add_export(commands)
+    observing.add(commands, _command, _add_gateway)
     _add_access(commands)
     _add_tenants(commands)
     logs = _command(commands, "logs", "remote:logs", "show the logs of a run directory")
@@ -309,7 +312,7 @@ def _add_offline(commands: Any) -> None:
         "--resolved", action="store_true", help="print the job with all its values"
     )
     _command(commands, "plugins", "check:plugins", "list the installed plug-ins")
-    _command(commands, "doctor", "doctor:doctor", "show what this machine offers to jobs")
+    observing.add_doctor(commands, _command, _add_gateway)
     recipes = _command(commands, "recipes", "check:recipes", "list the installed recipes")
     verbs = recipes.add_subparsers(title="commands", metavar="COMMAND")
     show = _command(verbs, "show", "check:show_recipe", "print what a recipe sets")

@@ -18,6 +18,7 @@ from paceline.api.documents import JobEvent, JobView
 from paceline.cli.report import counts
 from paceline.client.client import Client
 from paceline.enums import TrackerState
+from paceline.text import visible
 from paceline.types import JobStatus, TrackerStatus
 
 WINDOW_S = 15.0
@@ -106,7 +107,7 @@ class JobProgress:
         return made
 
     def _ordered(self) -> list[tuple[str, str]]:
-        return [(name, self.status[name]) for name in _ORDER if name in self.status]
+        return [(name, visible(self.status[name])) for name in _ORDER if name in self.status]
 
     def _note_eval(self, status: JobStatus) -> None:
         counted = status.eval_reward is not None

@@ -22,6 +22,7 @@ from paceline.client.client import Client
 from paceline.enums import EXPLAINED, JobState
 from paceline.errors import ConfigError, NotFoundError
 from paceline.files import read_json, token_of
+from paceline.text import visible
 
 DEFAULT_URL = "http://127.0.0.1:8300"
 DEFAULT_RUN_DIR = Path("runs/local")
@@ -61,7 +62,7 @@ def list_jobs(arguments: Namespace) -> int:
     console = Console()
     console.print(table)
     for line in told:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
     return Exit.OK
 
 
@@ -139,7 +140,7 @@ def verdict(job: JobView) -> int:
     """The exit code for a job that has ended."""
     status = job.status
     if status.state is not JobState.SUCCEEDED:
-        print(f"{status.job_id} {status.state}: {status.reason}", file=sys.stderr)
+        print(visible(f"{status.job_id} {status.state}: {status.reason}"), file=sys.stderr)
         return Exit.JOB
     last = cast(Mapping[str, Any], status.summary.get("eval_last") or {})
     if partial := partial_eval(last):

@@ -14,13 +14,14 @@ from typing import Any
 import httpx
 
 from paceline import errors
-from paceline.api.documents import CodeView, JobEvent, JobView
+from paceline.api.documents import CodeView, JobEvent, JobView, MetricPage, MetricRow
 from paceline.client import calls
 from paceline.client.calls import Archive, RestCall, Spec, View
 from paceline.client.operations import AsyncOperations, Operations
 from paceline.errors import DeadlineError, PacelineError, UnavailableError
 
 POLL_S = 0.5
+ROWS = 5000  # of a page of metrics, at most
 # The gateway sends a keepalive at least every 15 s.
 READ_TIMEOUT_S = 45.0
 
@@ -184,6 +185,15 @@ class Client(Operations, AbstractContextManager["Client"]):
             if not reader.ended:
                 time.sleep(POLL_S)
 
+    def history(self, job_id: str) -> MetricPage:
+        """All metric rows of a job so far."""
+        rows: list[MetricRow] = []
+        while True:
+            page = self.list_metrics(job_id, after=len(rows), page_size=ROWS)
+            rows += page.rows
+            if not page.next:
+                return MetricPage(rows=rows, next=0)
+
     def wait(self, job_id: str, *, timeout_s: float | None = None) -> JobView:
         """Wait until the job has ended; raises `DeadlineError` after `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -277,6 +287,15 @@ class AsyncClient(AsyncOperations, AbstractAsyncContextManager["AsyncClient"]):
                 outage.record(error)
             if not reader.ended:
                 await asyncio.sleep(POLL_S)
+
+    async def history(self, job_id: str) -> MetricPage:
+        """All metric rows of a job so far."""
+        rows: list[MetricRow] = []
+        while True:
+            page = await self.list_metrics(job_id, after=len(rows), page_size=ROWS)
+            rows += page.rows
+            if not page.next:
+                return MetricPage(rows=rows, next=0)
 
     async def wait(self, job_id: str, *, timeout_s: float | None = None) -> JobView:
         """Wait until the job has ended; raises `DeadlineError` after `timeout_s`."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.api.documents import (
+    ActivityView,
     AuditLogPage,
+    EpisodePage,
     ImportView,
     JobDeletion,
     JobPage,
     JobView,
     MetricPage,
+    ModelFile,
     TenantPage,
     TenantView,
     TokenMade,
@@ -68,9 +71,17 @@ class Operations:
             RestCall("POST", f"/v1/jobs/{job_id}/delete", JobDeletion, params={"force": force})
         )
 
+    def get_activity(self, *, tenant: str = "") -> ActivityView:
+        """What jobs and processes are doing and waiting for, as cumulative seconds."""
+        return self.send(RestCall("GET", "/v1/activity", ActivityView, params={"tenant": tenant}))
+
     def get(self, job_id: str) -> JobView:
         """Get a job."""
         return self.send(RestCall("GET", f"/v1/jobs/{job_id}", JobView))
+
+    def get_model_file(self, job_id: str, name: str) -> ModelFile:
+        """Get a small file of a job's model, such as `tokenizer.json`."""
+        return self.send(RestCall("GET", f"/v1/jobs/{job_id}/model/{name}", ModelFile))
 
     def import_episodes(self, job_id: str, *, lines: str = "") -> ImportView:
         """Store trajectories that were collected elsewhere in the replay of a job."""
@@ -92,6 +103,46 @@ class Operations:
                     "page_size": page_size,
                     "tenant": tenant,
                     "action": action,
+                },
+            )
+        )
+
+    def list_episodes(
+        self,
+        job_id: str,
+        *,
+        page_size: int | None = None,
+        page_token: str = "",
+        purpose: str = "",
+        group_id: str = "",
+        task_id: str = "",
+        reward: str = "",
+        step: str = "",
+        age: str = "",
+        status: str = "",
+        failed: bool | None = None,
+        dropped: bool | None = None,
+        trajectories: bool | None = None,
+    ) -> EpisodePage:
+        """List stored episodes by reward, step, age, task, group or failure, newest first."""
+        return self.send(
+            RestCall(
+                "GET",
+                f"/v1/jobs/{job_id}/episodes",
+                EpisodePage,
+                params={
+                    "page_size": page_size,
+                    "page_token": page_token,
+                    "purpose": purpose,
+                    "group_id": group_id,
+                    "task_id": task_id,
+                    "reward": reward,
+                    "step": step,
+                    "age": age,
+                    "status": status,
+                    "failed": failed,
+                    "dropped": dropped,
+                    "trajectories": trajectories,
                 },
             )
         )
@@ -228,9 +279,19 @@ class AsyncOperations:
             RestCall("POST", f"/v1/jobs/{job_id}/delete", JobDeletion, params={"force": force})
         )
 
+    async def get_activity(self, *, tenant: str = "") -> ActivityView:
+        """What jobs and processes are doing and waiting for, as cumulative seconds."""
+        return await self.send(
+            RestCall("GET", "/v1/activity", ActivityView, params={"tenant": tenant})
+        )
+
     async def get(self, job_id: str) -> JobView:
         """Get a job."""
         return await self.send(RestCall("GET", f"/v1/jobs/{job_id}", JobView))
+
+    async def get_model_file(self, job_id: str, name: str) -> ModelFile:
+        """Get a small file of a job's model, such as `tokenizer.json`."""
+        return await self.send(RestCall("GET", f"/v1/jobs/{job_id}/model/{name}", ModelFile))
 
     async def import_episodes(self, job_id: str, *, lines: str = "") -> ImportView:
         """Store trajectories that were collected elsewhere in the replay of a job."""
@@ -252,6 +313,46 @@ class AsyncOperations:
                     "page_size": page_size,
                     "tenant": tenant,
                     "action": action,
+                },
+            )
+        )
+
+    async def list_episodes(
+        self,
+        job_id: str,
+        *,
+        page_size: int | None = None,
+        page_token: str = "",
+        purpose: str = "",
+        group_id: str = "",
+        task_id: str = "",
+        reward: str = "",
+        step: str = "",
+        age: str = "",
+        status: str = "",
+        failed: bool | None = None,
+        dropped: bool | None = None,
+        trajectories: bool | None = None,
+    ) -> EpisodePage:
+        """List stored episodes by reward, step, age, task, group or failure, newest first."""
+        return await self.send(
+            RestCall(
+                "GET",
+                f"/v1/jobs/{job_id}/episodes",
+                EpisodePage,
+                params={
+                    "page_size": page_size,
+                    "page_token": page_token,
+                    "purpose": purpose,
+                    "group_id": group_id,
+                    "task_id": task_id,
+                    "reward": reward,
+                    "step": step,
+                    "age": age,
+                    "status": status,
+                    "failed": failed,
+                    "dropped": dropped,
+                    "trajectories": trajectories,
                 },
             )
         )

@@ -17,6 +17,7 @@ from paceline.config.recipes import MAX_RECIPES
 from paceline.config.sections.checkpoints import CheckpointSpec
 from paceline.config.sections.model import ModelSpec
 from paceline.config.sections.rollout import RolloutSpec, Threads
+from paceline.config.sections.samples import KeptSamplesSpec
 from paceline.config.tracking import TrackingSpec
 from paceline.plugins import StrictModel
 
@@ -151,6 +152,8 @@ class ExperienceSpec(StrictModel):
     """Budget for the job's payloads in the store."""
     keep_trajectories: int = Field(default=512, gt=0, le=65_536)
     """Number of trajectories kept for `ListTrajectories`, the newest."""
+    samples: KeptSamplesSpec = KeptSamplesSpec()
+    """What is kept of each step besides."""
     sampler: PluginSpec = PluginSpec(kind="shuffle")
     """Draws the tasks."""
     allocator: PluginSpec | None = None

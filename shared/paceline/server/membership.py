@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paceline import wire
@@ -35,7 +35,8 @@ class Membership:
 
     `report` returns its current endpoint, version and load; `progress` returns the weights that it
     can serve to peers, complete or partial; `ended` is called with jobs that have ended lately,
-    with each of them several times, and with those of `kept` that have ended at any time.
+    with each of them several times, and with those of `kept` that have ended at any time; `usage`
+    returns `Usage.totals`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Membership:
         progress: Callable[[], Sequence[TransferProgress]] = tuple,
         ended: Ended = ignored,
         kept: Callable[[], Iterable[str]] = tuple,
+        usage: Callable[[], Mapping[str, float]] = dict,
         period_s: float = 1.0,
     ) -> None:
         self._roster = roster
@@ -53,6 +55,7 @@ class Membership:
         self._progress = progress
         self._ended = ended
         self._kept = kept
+        self._usage = usage
         self._num_beats = 0
         self._period_s = period_s
 
@@ -94,6 +97,7 @@ class Membership:
             held_versions=[each.version for each in transfers],
             transfers=[wire.to_proto(each, pb.TransferProgress) for each in transfers],
             kept_jobs=self._kept() if names_kept else (),
+            usage=self._usage(),
         )
         reply = await call(self._roster.Heartbeat, request, timeout_s=5.0)
         for job_id in reply.ended_jobs:

@@ -75,6 +75,7 @@ class Usage:
         self._busy: Callable[[], float] | None = None
         self._in_use: Callable[[], float] | None = None
         self._last = clock()
+        self._totals: dict[str, float] = {"capacity": 1.0, "busy": 0.0}
         metrics.set("capacity", 1.0, service=service)
         metrics.add("stalled", 0.0, service=service)
 
@@ -85,6 +86,7 @@ class Usage:
     def measure_slots(self, in_use: Callable[[], float], *, capacity: float) -> None:
         """Measure use by `in_use`, which returns how much of `capacity` is in use now."""
         self._in_use = in_use
+        self._totals["capacity"] = capacity
         self._metrics.set("capacity", capacity, service=self._service)
 
     def wait(self, on: str) -> AbstractContextManager[None]:
@@ -98,6 +100,13 @@ class Usage:
     def waits(self, on: str) -> bool:
         """Whether anything waits for this service."""
         return self._waiting[on] > 0
+
+    def totals(self) -> dict[str, float]:
+        """`capacity`, and what was counted so far, in seconds: `busy`, `stalled`, `wait:rollout`.
+
+        The same as the metrics, for processes that nobody scrapes.
+        """
+        return dict(self._totals)
 
     def sample(self) -> None:
         """Account for the time since the last sample, and export all that was counted."""
@@ -124,6 +133,8 @@ class Usage:
     def _add(self, name: str, on: str, seconds: float) -> None:
         key = (name, on)
         self._seconds[key] = self._seconds.get(key, 0.0) + seconds
+        total = f"{name}:{on}" if on else name
+        self._totals[total] = self._totals.get(total, 0.0) + seconds
 
     async def watch(self) -> None:
         """Sample every tick, and export the capacity in use."""
@@ -133,7 +144,10 @@ class Usage:
             self.sample()
             passed, last = self._clock() - last, self._clock()
             if self._in_use is not None:
-                self._metrics.add("busy", self._in_use() * passed, service=self._service)
+                used = self._in_use() * passed
+                self._totals["busy"] += used
+                self._metrics.add("busy", used, service=self._service)
             else:
                 spent = self._busy() if self._busy else time.thread_time() - started
+                self._totals["busy"] = spent
                 self._metrics.total("busy", spent, service=self._service)

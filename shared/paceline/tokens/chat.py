@@ -11,6 +11,7 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import DecodeStream
 
 from paceline.enums import TokenSource
 from paceline.errors import InvalidError
@@ -98,6 +99,14 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special tokens."""
         return self._fast.decode(tokens, skip_special_tokens=True)
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The text that each token adds, special tokens included; joined, the text of all.
+
+        A token that ends within a character adds nothing, and the one that completes it all of it.
+        """
+        stream = DecodeStream(skip_special_tokens=False)
+        return [stream.step(self._fast, token) or "" for token in tokens]
 
     def turn_text(self, tokens: Sequence[int], *, keep_special: bool) -> str:
         """The text of a sampled turn, without its end token.

@@ -3,6 +3,8 @@
 import grpc
 import warnings
 
+from paceline.v1 import activity_pb2 as paceline_dot_v1_dot_activity__pb2
+from paceline.v1 import episodes_pb2 as paceline_dot_v1_dot_episodes__pb2
 from paceline.v1 import jobs_pb2 as paceline_dot_v1_dot_jobs__pb2
 from paceline.v1 import roster_pb2 as paceline_dot_v1_dot_roster__pb2
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
@@ -91,6 +93,21 @@ class JobsStub(object):
                 '/paceline.v1.Jobs/ListTrajectories',
                 request_serializer=paceline_dot_v1_dot_jobs__pb2.ListTrajectoriesRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_jobs__pb2.ListTrajectoriesReply.FromString,
+                _registered_method=True)
+        self.ListEpisodes = channel.unary_unary(
+                '/paceline.v1.Jobs/ListEpisodes',
+                request_serializer=paceline_dot_v1_dot_episodes__pb2.ListEpisodesRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_episodes__pb2.ListEpisodesReply.FromString,
+                _registered_method=True)
+        self.GetModelFile = channel.unary_unary(
+                '/paceline.v1.Jobs/GetModelFile',
+                request_serializer=paceline_dot_v1_dot_episodes__pb2.GetModelFileRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_episodes__pb2.ModelFile.FromString,
+                _registered_method=True)
+        self.GetActivity = channel.unary_unary(
+                '/paceline.v1.Jobs/GetActivity',
+                request_serializer=paceline_dot_v1_dot_activity__pb2.GetActivityRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_activity__pb2.Activity.FromString,
                 _registered_method=True)
         self.VerifyJob = channel.unary_unary(
                 '/paceline.v1.Jobs/VerifyJob',
@@ -185,6 +202,25 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListEpisodes(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModelFile(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetActivity(self, request, context):
+        """Shared processes are visible to all tenants, those of a job only to its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def VerifyJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -262,6 +298,21 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.ListTrajectories,
                     request_deserializer=paceline_dot_v1_dot_jobs__pb2.ListTrajectoriesRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_jobs__pb2.ListTrajectoriesReply.SerializeToString,
+            ),
+            'ListEpisodes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEpisodes,
+                    request_deserializer=paceline_dot_v1_dot_episodes__pb2.ListEpisodesRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_episodes__pb2.ListEpisodesReply.SerializeToString,
+            ),
+            'GetModelFile': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModelFile,
+                    request_deserializer=paceline_dot_v1_dot_episodes__pb2.GetModelFileRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_episodes__pb2.ModelFile.SerializeToString,
+            ),
+            'GetActivity': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetActivity,
+                    request_deserializer=paceline_dot_v1_dot_activity__pb2.GetActivityRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_activity__pb2.Activity.SerializeToString,
             ),
             'VerifyJob': grpc.unary_unary_rpc_method_handler(
                     servicer.VerifyJob,
@@ -577,6 +628,87 @@ class Jobs(object):
             '/paceline.v1.Jobs/ListTrajectories',
             paceline_dot_v1_dot_jobs__pb2.ListTrajectoriesRequest.SerializeToString,
             paceline_dot_v1_dot_jobs__pb2.ListTrajectoriesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEpisodes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Jobs/ListEpisodes',
+            paceline_dot_v1_dot_episodes__pb2.ListEpisodesRequest.SerializeToString,
+            paceline_dot_v1_dot_episodes__pb2.ListEpisodesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModelFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Jobs/GetModelFile',
+            paceline_dot_v1_dot_episodes__pb2.GetModelFileRequest.SerializeToString,
+            paceline_dot_v1_dot_episodes__pb2.ModelFile.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetActivity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Jobs/GetActivity',
+            paceline_dot_v1_dot_activity__pb2.GetActivityRequest.SerializeToString,
+            paceline_dot_v1_dot_activity__pb2.Activity.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,8 @@ isort:skip_file
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from paceline.v1 import activity_pb2 as _activity_pb2
+from paceline.v1 import episodes_pb2 as _episodes_pb2
 from paceline.v1 import jobs_pb2 as _jobs_pb2
 from paceline.v1 import roster_pb2 as _roster_pb2
 from paceline.v1 import types_pb2 as _types_pb2
@@ -53,6 +55,10 @@ class JobsStub:
     """The current state, then every change until the job ends."""
     ListMetrics: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListMetricsRequest, _jobs_pb2.ListMetricsReply]
     ListTrajectories: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListTrajectoriesRequest, _jobs_pb2.ListTrajectoriesReply]
+    ListEpisodes: _grpc.UnaryUnaryMultiCallable[_episodes_pb2.ListEpisodesRequest, _episodes_pb2.ListEpisodesReply]
+    GetModelFile: _grpc.UnaryUnaryMultiCallable[_episodes_pb2.GetModelFileRequest, _episodes_pb2.ModelFile]
+    GetActivity: _grpc.UnaryUnaryMultiCallable[_activity_pb2.GetActivityRequest, _activity_pb2.Activity]
+    """Shared processes are visible to all tenants, those of a job only to its own."""
     VerifyJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.VerifyJobRequest, _jobs_pb2.VerificationReport]
     ImportEpisodes: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ImportEpisodesRequest, _jobs_pb2.ImportEpisodesReply]
     """The same lines are stored once."""
@@ -82,6 +88,10 @@ class JobsAsyncStub(JobsStub):
     """The current state, then every change until the job ends."""
     ListMetrics: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListMetricsRequest, _jobs_pb2.ListMetricsReply]  # type: ignore[assignment]
     ListTrajectories: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListTrajectoriesRequest, _jobs_pb2.ListTrajectoriesReply]  # type: ignore[assignment]
+    ListEpisodes: _aio.UnaryUnaryMultiCallable[_episodes_pb2.ListEpisodesRequest, _episodes_pb2.ListEpisodesReply]  # type: ignore[assignment]
+    GetModelFile: _aio.UnaryUnaryMultiCallable[_episodes_pb2.GetModelFileRequest, _episodes_pb2.ModelFile]  # type: ignore[assignment]
+    GetActivity: _aio.UnaryUnaryMultiCallable[_activity_pb2.GetActivityRequest, _activity_pb2.Activity]  # type: ignore[assignment]
+    """Shared processes are visible to all tenants, those of a job only to its own."""
     VerifyJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.VerifyJobRequest, _jobs_pb2.VerificationReport]  # type: ignore[assignment]
     ImportEpisodes: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ImportEpisodesRequest, _jobs_pb2.ImportEpisodesReply]  # type: ignore[assignment]
     """The same lines are stored once."""
@@ -174,6 +184,28 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.ListTrajectoriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.ListTrajectoriesReply, _abc.Awaitable[_jobs_pb2.ListTrajectoriesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListEpisodes(
+        self,
+        request: _episodes_pb2.ListEpisodesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_episodes_pb2.ListEpisodesReply, _abc.Awaitable[_episodes_pb2.ListEpisodesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def GetModelFile(
+        self,
+        request: _episodes_pb2.GetModelFileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_episodes_pb2.ModelFile, _abc.Awaitable[_episodes_pb2.ModelFile]]: ...
+
+    @_abc_1.abstractmethod
+    def GetActivity(
+        self,
+        request: _activity_pb2.GetActivityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_activity_pb2.Activity, _abc.Awaitable[_activity_pb2.Activity]]:
+        """Shared processes are visible to all tenants, those of a job only to its own."""
 
     @_abc_1.abstractmethod
     def VerifyJob(

@@ -142,12 +142,33 @@ class HeartbeatRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class UsageEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKER_ID_FIELD_NUMBER: _builtins.int
     ACTIVE_VERSION_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     HELD_VERSIONS_FIELD_NUMBER: _builtins.int
     TRANSFERS_FIELD_NUMBER: _builtins.int
     KEPT_JOBS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     active_version: _builtins.int
     @_builtins.property
@@ -164,6 +185,10 @@ class HeartbeatRequest(_message.Message):
     def kept_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """for which it keeps something; now and then"""
 
+    @_builtins.property
+    def usage(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """`capacity`, and cumulative seconds: `busy`, `stalled`, `handling`, `wait:` and a service."""
+
     def __init__(
         self,
         *,
@@ -173,10 +198,11 @@ class HeartbeatRequest(_message.Message):
         held_versions: _abc.Iterable[_builtins.int] | None = ...,
         transfers: _abc.Iterable[Global___TransferProgress] | None = ...,
         kept_jobs: _abc.Iterable[_builtins.str] | None = ...,
+        usage: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "held_versions", b"held_versions", "kept_jobs", b"kept_jobs", "load", b"load", "transfers", b"transfers", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "held_versions", b"held_versions", "kept_jobs", b"kept_jobs", "load", b"load", "transfers", b"transfers", "usage", b"usage", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

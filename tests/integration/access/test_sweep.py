@@ -56,7 +56,11 @@ def guarded(app: Any) -> list[tuple[str, str]]:
 
 
 def filled(path: str, site: Site) -> str:
-    values = {"job_id": site.ids["job"], "token_id": site.ids["read-a"]}
+    values = {
+        "job_id": site.ids["job"],
+        "token_id": site.ids["read-a"],
+        "name": "tokenizer.json",
+    }
     return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], "x"), path)
 
 
@@ -170,7 +174,9 @@ def methods_of() -> list[tuple[str, Any]]:
 
 def message_of(method: Any, site: Site) -> Any:
     made = method.request()
-    for name, value in (("job_id", site.ids["job"]), ("token_id", site.ids["read-a"])):
+    names = (("job_id", site.ids["job"]), ("token_id", site.ids["read-a"]))
+    of_model = (("name", "tokenizer.json"),) if method.name == "GetModelFile" else ()
+    for name, value in (*names, *of_model):
         if name in method.request.DESCRIPTOR.fields_by_name:
             setattr(made, name, value)
     return made

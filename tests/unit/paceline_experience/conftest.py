@@ -127,13 +127,14 @@ class RecordingHooks:
 
 
 def make_spec(**changes: Any) -> JobSpec:
-    """A small job: B=2 groups of 2, S=1, no eval; `changes` replace whole sections."""
+    """A small job: B=2 groups of 2, S=1, no eval, no samples; `changes` replace whole sections."""
     experience = {
         "batch_groups": 2,
         "group_size": 2,
         "max_staleness": 1,
         "lease_s": 10.0,
         "max_attempts": 3,
+        "samples": {"trained": 0, "dropped": 0},
         **changes.pop("experience", {}),
     }
     fields: dict[str, Any] = {

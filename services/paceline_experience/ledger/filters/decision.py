@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.enums import DropReason
 from paceline_experience.ledger.generation.allocation import Wave
 from paceline_experience.ledger.records import record_text
 from paceline_experience.ledger.replay.pool import StoredRecord
@@ -26,6 +27,15 @@ class GroupDecision:
     guests: tuple[StoredRecord, ...] = ()  # stored episodes that are trained with it
     replaced: tuple[int, ...] = ()  # episodes that are dropped for guests
     stored: tuple[int, ...] = ()  # episodes that are stored, whatever the verdict
+
+    @property
+    def reason(self) -> DropReason:
+        """Why the episodes are dropped that the group loses."""
+        if self.verdict in set(DropReason):
+            return DropReason(self.verdict)
+        if self.repaired:
+            return DropReason.REPAIRED
+        return DropReason.FILTERED if self.left_out else DropReason.SURPLUS
 
     def script_argument(self) -> dict[str, object]:
         """As `decide.lua` takes it."""

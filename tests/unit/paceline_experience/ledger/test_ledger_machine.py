@@ -143,6 +143,7 @@ class LedgerMachine(RuleBasedStateMachine):
             named.append({"kind": "any_repair", "seed": repair})
         experience = {
             "payload_bytes": 1 << 30,
+            "samples": {"trained": 1, "dropped": 1, "total": 4},
             "group_size": G,
             "filters": named,
             "sampler": {"kind": sampler},
@@ -339,7 +340,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_payload_is_needed(self) -> None:
-        """By its own group, a list of what was trained, the pool, or a group it is a guest of."""
+        """By its own group, a list, the samples, the pool, or a group it is a guest of."""
         needed = self.run(self._needed())
         assert self.run(self.world.payloads()) <= needed
 
@@ -349,6 +350,9 @@ class LedgerMachine(RuleBasedStateMachine):
         found = parse_results(results.keys(), results.values())
         records = [parse_group(k.decode(), v, results=found) for k, v in groups.items()]
         listed: list[bytes] = await self.store.command("ZRANGE", keys.ring, 0, -1)
+        samples: list[bytes] = await self.store.command("ZRANGE", keys.samples, 0, -1)
+        assert len(samples) <= 4
+        listed += samples
         own = {name for record in records for name in record.member_payloads()}
         return own | Pool(stored).payloads | {name.decode() for name in listed}
 

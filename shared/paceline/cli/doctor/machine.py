@@ -1,0 +1,211 @@
+"""Checks of this machine: cores, memory, GPUs, packages, sandbox, disk, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import os
+import platform
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from paceline.cli.doctor.finding import Finding, broken, note, ok
+from paceline.config.precision import CPUINFO, GPUS, UNITS, fast_dtype
+from paceline.errors import UnavailableError
+from paceline.text import human_bytes
+
+ROLES = (
+    *("gateway", "controller", "experience", "environment", "reward"),
+    *("trainer", "rollout", "tracking"),
+)
+ENGINES = ("torch", "transformers", "sglang", "vllm")
+_GIB = 1 << 30
+_LEAST_DISK, _LEAST_MEMORY, _LEAST_SHARED = 10 * _GIB, 4 * _GIB, _GIB
+_LEAST_FILES = 4096
+_COMMAND_S = 10.0
+_SANDBOX_MENDS = (
+    ("seccomp", "pip install 'paceline[sandbox]'"),
+    ("apparmor", "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+    (
+        "namespace",
+        "sudo sysctl -w user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1",
+    ),
+)
+
+
+def cores(
+    *, memory: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")
+) -> Finding:
+    """Cores and memory that this process may use."""
+    count = float(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    quota, _, period = _text(groups / "cpu.max").partition(" ")
+    if quota.isdecimal() and period.strip().isdecimal():
+        count = min(count, int(quota) / int(period))
+    total = _meminfo(_text(memory)).get("MemTotal", 0)
+    limit = _text(groups / "memory.max")
+    total = min(total, int(limit)) if limit.isdecimal() and total else total
+    told = f"{count:g} cores, {human_bytes(total)} of memory, {platform.machine()}"
+    if total and total < _LEAST_MEMORY:
+        return note("machine", f"{told}; local runs need {human_bytes(_LEAST_MEMORY)}")
+    return ok("machine", told)
+
+
+def precision(*, cpuinfo: Path = CPUINFO, gpus: Path = GPUS) -> Finding:
+    """What `dtype: auto` is, and which units of the processor say so."""
+    chosen = fast_dtype(cpuinfo=cpuinfo, gpus=gpus)
+    words = set(_text(cpuinfo).split())
+    units = ", ".join(sorted(UNITS & words)) or "none"
+    return ok("dtype", f"auto is {chosen} (units for bfloat16 in the processor: {units})")
+
+
+def gpus() -> Finding:
+    """GPUs with their memory, as nvidia-smi says; and whether torch could use them."""
+    if shutil.which("nvidia-smi") is None:
+        present = GPUS.is_dir() and any(GPUS.iterdir())
+        if present:
+            return broken("gpus", "there are GPUs, but no nvidia-smi", "install the NVIDIA driver")
+        return ok("gpus", "none")
+    query = ["--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *query], capture_output=True, text=True, timeout=_COMMAND_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return broken("gpus", f"nvidia-smi does not answer: {error}")
+    if done.returncode != 0:
+        return broken("gpus", f"nvidia-smi: {(done.stdout or done.stderr).strip()[:200]}")
+    rows = [[cell.strip() for cell in row] for row in csv.reader(done.stdout.splitlines())]
+    told = "; ".join(f"{row[0]}, {row[1]} ({row[2]} free)" for row in rows if len(row) >= 4)
+    if not told:
+        return ok("gpus", "none")
+    if "+cpu" in (_version("torch") or ""):
+        mend = (
+            "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
+        )
+        return broken("gpus", f"{told}; torch is built for CPUs only", mend)
+    return ok("gpus", told)
+
+
+def engines() -> Finding:
+    """Versions of torch and of inference engines."""
+    found = {name: _version(name) for name in ENGINES}
+    told = ", ".join(f"{name} {number or 'not installed'}" for name, number in found.items())
+    if found["torch"] is None:
+        return note("engines", told, "pip install 'paceline[trainer,rollout]'")
+    return ok("engines", told)
+
+
+def roles() -> Iterator[Finding]:
+    """Which services this Python could run."""
+    complete: list[str] = []
+    for role in ROLES:
+        missing = sorted(missing_of(role))
+        if missing:
+            told = f"cannot run here: needs {', '.join(missing)}"
+            yield note(f"service {role}", told, f"pip install 'paceline[{role}]'")
+        else:
+            complete.append(role)
+    if complete:
+        yield ok("services", f"{', '.join(complete)} can run here")
+
+
+def missing_of(extra: str) -> set[str]:
+    """What an extra of this distribution requires, and is not there in a version that fits."""
+    missing: set[str] = set()
+    seen: set[str] = set()
+    pending = [extra]
+    requirements = [Requirement(text) for text in distribution("paceline").requires or ()]
+    while pending:
+        wanted = pending.pop()
+        seen.add(wanted)
+        for each in requirements:
+            if each.marker is None or not each.marker.evaluate({"extra": wanted}):
+                continue
+            if canonicalize_name(each.name) == "paceline":
+                pending += [name for name in each.extras if name not in seen]
+            elif not each.specifier.contains(_version(each.name) or "0.dev0", prereleases=True):
+                missing.add(f"{each.name}{each.specifier}")
+    return missing
+
+
+def sandbox() -> Finding:
+    """By which level programs are contained here, and why by no higher one; tries it."""
+    from paceline.sandbox.probe import probe
+
+    try:
+        told = asyncio.run(probe())
+    except (UnavailableError, ModuleNotFoundError) as error:
+        why = getattr(error, "message", str(error))
+        told = f"{why}; the reward `code` and code of jobs do not work here"
+        return broken("sandbox", told.removeprefix("sandbox: "), _sandbox_mend(why, "seccomp"))
+    if "no namespaces:" in told:
+        return note(
+            "sandbox", told, _sandbox_mend(told.partition("no namespaces:")[2], "namespace")
+        )
+    return ok("sandbox", told)
+
+
+def disk(folder: Path, *, shared: Path = Path("/dev/shm")) -> Iterator[Finding]:
+    """Room for runs, and for what engines share between processes."""
+    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    free = shutil.disk_usage(place).free
+    told = f"{human_bytes(free)} free for {folder}"
+    if not os.access(place, os.W_OK):
+        yield broken("disk", f"{place} cannot be written", f"sudo chown $(id -u) {place}")
+    elif free < _LEAST_DISK:
+        yield note(
+            "disk",
+            f"{told}; checkpoints of a 1 B model need 14 GB each",
+            f"du -xh {place} | sort -h | tail",
+        )
+    else:
+        yield ok("disk", told)
+    if shared.is_dir() and (room := shutil.disk_usage(shared).total) < _LEAST_SHARED:
+        mend = "docker run --shm-size 1g …"
+        yield note(
+            "shared memory", f"{human_bytes(room)} in {shared}; several GPUs need more", mend
+        )
+
+
+def files() -> Finding:
+    """How many files a process may open: every episode and worker has connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    told = f"{soft} files may be open at once"
+    if 0 <= soft < _LEAST_FILES:
+        most = hard if hard > 0 else _LEAST_FILES
+        return note("open files", told, f"ulimit -n {max(min(most, 65_536), soft)}")
+    return ok("open files", told)
+
+
+def _sandbox_mend(why: str, fallback: str) -> str:
+    mends = dict(_SANDBOX_MENDS)
+    return next((mend for word, mend in _SANDBOX_MENDS if word in why.lower()), mends[fallback])
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _meminfo(text: str) -> Mapping[str, int]:
+    """Bytes by name."""
+    rows = (line.split() for line in text.splitlines())
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) >= 2}

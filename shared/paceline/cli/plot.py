@@ -1,0 +1,29 @@
+"""`paceline plot`: curves of jobs as files."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from paceline.cli.entry import Exit
+from paceline.cli.remote import client_of
+from paceline.client.curves import REWARD, figure, metric_names, save
+from paceline.errors import ConfigError
+from paceline.text import visible
+
+_LIST = "list"
+
+
+def plot(arguments: Namespace) -> int:
+    """`paceline plot JOB … -o curves.png`."""
+    if arguments.smooth < 1:
+        raise ConfigError("--smooth: at least 1")
+    with client_of(arguments) as client:
+        rows = {job_id: client.history(job_id).rows for job_id in dict.fromkeys(arguments.jobs)}
+    if _LIST in arguments.metric:
+        every = {name for found in rows.values() for name in metric_names(found)}
+        print(visible("\n".join(sorted(every))))
+        return Exit.OK
+    made = figure(rows, list(dict.fromkeys(arguments.metric)) or [REWARD], smooth=arguments.smooth)
+    save(made, arguments.output)
+    print(arguments.output)
+    return Exit.OK

@@ -1,0 +1,209 @@
+"""`paceline top`: jobs, services, and who waits for whom."""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import TypeAdapter
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from paceline.api.activity import Activity, JobActivity, ProcessActivity
+from paceline.api.blame import Attribution, ServiceUse, attribute
+from paceline.api.documents import ActivityView
+from paceline.cli.entry import Exit
+from paceline.cli.remote import client_of
+from paceline.client.client import Client
+from paceline.enums import WorkerKind
+from paceline.errors import ConfigError, DeadlineError, UnavailableError
+from paceline.text import visible
+
+_LEAST_S = 0.5
+_LEAST_SHARE = 0.005
+_JSON = TypeAdapter(Activity)
+_REWARD = "-"
+
+
+def top(arguments: Namespace) -> int:
+    """`paceline top`."""
+    if arguments.interval < _LEAST_S:
+        raise ConfigError(f"--interval: at least {_LEAST_S:g}")
+    console = Console()
+    live = console.is_terminal and not (arguments.once or arguments.json)
+    with client_of(arguments) as client:
+        if live:
+            _watch(client, arguments, console)
+            return Exit.OK
+        for now, found in _intervals(client, arguments):
+            if arguments.json:
+                print(json.dumps(as_json(now, found)), flush=True)
+            else:
+                console.print(screen(now, found))
+            if arguments.once:
+                break
+    return Exit.OK
+
+
+def _watch(client: Client, arguments: Namespace, console: Console) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as shown:
+        shown.update(Text("measuring …"), refresh=True)
+        for now, found in _intervals(client, arguments, tell=_teller(shown)):
+            shown.update(screen(now, found), refresh=True)
+
+
+def _teller(shown: Live) -> Callable[[str], None]:
+    return lambda what: shown.update(Text(visible(what), "red"), refresh=True)
+
+
+def _intervals(
+    client: Client, arguments: Namespace, *, tell: Callable[[str], None] | None = None
+) -> Iterator[tuple[Activity, Attribution]]:
+    """Each interval; with `tell`, an unreachable gateway is told and asked again."""
+    before: Activity | None = None
+    while True:
+        try:
+            now = activity_of(client.get_activity(tenant=arguments.tenant))
+            if before is not None and (found := attribute(before, now)) is not None:
+                yield now, found
+            before = now
+        except (UnavailableError, DeadlineError) as error:
+            if tell is None:
+                raise
+            before = None
+            tell(error.message)
+        time.sleep(arguments.interval)
+
+
+def activity_of(view: ActivityView) -> Activity:
+    """The snapshot in a reply."""
+    return Activity(
+        clock_s=view.clock_s,
+        jobs=tuple(view.jobs),
+        processes=tuple(view.processes),
+        more_jobs=view.more_jobs,
+        processes_left_out=view.processes_left_out,
+    )
+
+
+def as_json(now: Activity, found: Attribution) -> dict[str, Any]:
+    """The snapshot, and what the interval before it says."""
+    return {
+        **_JSON.dump_python(now, mode="json"),
+        "bottleneck": found.bottleneck,
+        "scores": found.scores,
+        "services": [{**asdict(each), "busy": each.busy} for each in found.services],
+        "job_waits": found.waits,
+        "tokens_per_s": found.tokens_per_s,
+    }
+
+
+def screen(now: Activity, found: Attribution) -> RenderableType:
+    """Jobs, services and the bottleneck, one table each."""
+    total = sum(found.tokens_per_s.values())
+    head = Text(f"{len(now.jobs)}{'+' if now.more_jobs else ''} jobs   {total:,.0f} tokens/s   ")
+    if found.bottleneck:
+        share = found.scores[found.bottleneck]
+        head.append("everything waits for ")
+        head.append(found.bottleneck, "bold red")
+        head.append(f" ({share:.0%} of the time)")
+    else:
+        head.append("nothing is waited for")
+    return Group(head, Text(), jobs_table(now, found), Text(), services_table(now, found))
+
+
+def jobs_table(now: Activity, found: Attribution) -> Table:
+    """One row per unfinished job."""
+    names = ("job", "state", "step", "reward", "tokens/s", "stale", "leased", "groups", "waits for")
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, no_wrap=name in ("job", "state"))
+    for job in now.jobs:
+        table.add_row(*map(Text, _job(job, found)))
+    if not now.jobs:
+        table.add_row("no unfinished job")
+    return table
+
+
+def _job(job: JobActivity, found: Attribution) -> tuple[str, ...]:
+    status = job.status
+    steps = f"{status.step}/{job.target_steps}" if job.target_steps else str(status.step)
+    rate = found.tokens_per_s.get(status.job_id)
+    state = "held" if job.held else status.state.value
+    at_bound = (
+        " (at the bound of staleness)" if job.ready_groups and not job.headroom_groups else ""
+    )
+    return (
+        visible(status.job_id),
+        state,
+        steps,
+        _REWARD if job.reward is None else f"{job.reward:.3f}",
+        _REWARD if rate is None else f"{rate:,.0f}",
+        f"{job.staleness:.2f}",
+        str(job.leased),
+        f"{job.ready_groups} ready, {job.open_groups} open",
+        (visible(status.reason) if job.held else _shares(found.waits.get(status.job_id, {})))
+        + at_bound,
+    )
+
+
+def services_table(now: Activity, found: Attribution) -> Table:
+    """One row per kind of service, with what it waits for and what waits for it."""
+    names = ("service", "processes", "busy", "stalled", "load", "waits for", "cost")
+    table = Table(*names, box=None, pad_edge=False)
+    for each in found.services:
+        row = _service(each, now, found)
+        table.add_row(*map(Text, row), style="bold red" if each.kind == found.bottleneck else "")
+    for name in ("store", "weights"):
+        if found.scores.get(name, 0.0) > _LEAST_SHARE:
+            style = "bold red" if name == found.bottleneck else ""
+            table.add_row(name, "", "", "", "", "", f"{found.scores[name]:.0%}", style=style)
+    return table
+
+
+def _service(each: ServiceUse, now: Activity, found: Attribution) -> tuple[str, ...]:
+    mine = [process for process in now.processes if process.kind.value == each.kind]
+    return (
+        each.kind,
+        str(each.processes),
+        f"{each.busy:.0%}",
+        f"{each.stalled:.0%}" if each.stalled > _LEAST_SHARE else "",
+        _load(each.kind, mine),
+        _counts(each.waits),
+        f"{found.scores.get(each.kind, 0.0):.0%}",
+    )
+
+
+def _load(kind: str, processes: list[ProcessActivity]) -> str:
+    """What a kind of worker reports of itself, where the caller may see it."""
+
+    def total(name: str) -> float:
+        return sum(each.load.get(name, 0.0) for each in processes)
+
+    if not any(each.load for each in processes):
+        return ""
+    if kind == WorkerKind.ROLLOUT:
+        newest = max((each.active_version for each in processes), default=-1)
+        oldest = min((each.active_version for each in processes), default=-1)
+        versions = f"v{newest}" if newest == oldest else f"v{oldest}-v{newest}"
+        return f"{total('running'):.0f} running, {total('waiting'):.0f} queued, {versions}"
+    if kind == WorkerKind.ENVIRONMENT:
+        open_slots = sum(each.capacity for each in processes)
+        return f"{total('open'):.0f} of {open_slots:.0f} slots"
+    return f"{total('pending'):.0f} pending" if kind == WorkerKind.REWARD else ""
+
+
+def _shares(waits: Mapping[str, float]) -> str:
+    found = sorted(waits.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {share:.0%}" for name, share in found if share > _LEAST_SHARE)
+
+
+def _counts(waits: Mapping[str, float]) -> str:
+    found = sorted(waits.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {count:.1f}" for name, count in found if count > _LEAST_SHARE)

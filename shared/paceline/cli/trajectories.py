@@ -1,0 +1,250 @@
+"""`paceline trajectories`: the stored episodes of a job, and what was said in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paceline.api.documents import JobView
+from paceline.api.episodes import ListedEpisode
+from paceline.cli.entry import Exit
+from paceline.cli.remote import client_of
+from paceline.cli.terminal.tokens import Colouring, Pieces, legend, numbered, transcript_text
+from paceline.client.client import Client
+from paceline.enums import Purpose
+from paceline.errors import ConfigError, InvalidError, NotFoundError
+from paceline.text import visible
+from paceline.types import Trajectory
+
+_PAGE, _BODIES = 200, 16  # episodes asked for at once, without and with trajectories
+_FOLLOW_S = 2.0
+_MOST_NEW = 200  # that `--follow` shows at once
+_TEXT = 60
+_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_JSON = TypeAdapter(ListedEpisode)
+_Key = tuple[str, int, int]
+
+
+def trajectories(arguments: Namespace) -> int:
+    """`paceline trajectories JOB`."""
+    if arguments.limit < 1:
+        raise ConfigError("--limit: at least 1")
+    with client_of(arguments) as client:
+        if arguments.follow:
+            return _follow(client, arguments)
+        found = list(_found(client, arguments, limit=arguments.limit))
+        if arguments.episode and not found:
+            raise NotFoundError(f"episode {arguments.episode!r} is not stored")
+        _show(client, arguments, found)
+    return Exit.OK
+
+
+def _found(client: Client, arguments: Namespace, *, limit: int) -> Iterator[ListedEpisode]:
+    """At most `limit` episodes that were asked for, newest first."""
+    filters = _filters(arguments)
+    index = _index(arguments.episode)
+    size = _BODIES if filters["trajectories"] else _PAGE
+    token = ""
+    while limit > 0:
+        page = client.list_episodes(
+            arguments.job, page_size=min(size, max(limit, 1)), page_token=token, **filters
+        )
+        for each in page.episodes:
+            if index in (None, each.index) and limit > 0:
+                limit -= 1
+                yield each
+        token = page.next_page_token
+        if not token:
+            return
+
+
+def _filters(arguments: Namespace) -> dict[str, Any]:
+    group = arguments.group or arguments.episode.rpartition("/")[0]
+    return {
+        "group_id": group,
+        "purpose": Purpose.EVAL.value if arguments.eval else "",
+        "reward": arguments.reward,
+        "step": arguments.step,
+        "age": arguments.age,
+        "task_id": arguments.task,
+        "status": arguments.status,
+        "failed": arguments.failed or None,
+        "dropped": arguments.dropped or None,
+        "trajectories": _in_full(arguments) or None,
+    }
+
+
+def _index(episode: str) -> int | None:
+    """The place in its group of an episode as the list names it, `GROUP/INDEX`."""
+    if not episode:
+        return None
+    group, _, index = episode.rpartition("/")
+    if not group or not index.isdecimal():
+        raise InvalidError(f"{episode!r} is no episode; write GROUP/INDEX, as the list does")
+    return int(index)
+
+
+def _in_full(arguments: Namespace) -> bool:
+    return bool(arguments.episode or arguments.group or arguments.show)
+
+
+def _follow(client: Client, arguments: Namespace) -> int:
+    """Show what is stored, then what is new, until the job ends."""
+    seen: set[_Key] = set()
+    limit = arguments.limit
+    while True:
+        over = client.get(arguments.job).status.state.terminal
+        new: list[ListedEpisode] = []
+        for each in _found(client, arguments, limit=limit):
+            if _key(each) in seen:
+                break
+            new.append(each)
+        seen.update(map(_key, new))
+        if new:
+            _show(client, arguments, list(reversed(new)), paged=False)
+        if over:
+            return Exit.OK
+        limit = _MOST_NEW
+        time.sleep(_FOLLOW_S)
+
+
+def _show(
+    client: Client, arguments: Namespace, found: Sequence[ListedEpisode], *, paged: bool = True
+) -> None:
+    if arguments.json:
+        for each in found:  # ASCII: no byte of a model's text reaches the terminal as it is
+            print(json.dumps(_JSON.dump_python(each, mode="json"), allow_nan=True), flush=True)
+        return
+    console = Console()
+    if not found:
+        console.print("no stored episode is as asked for", markup=False)
+        return
+    color: Colouring = arguments.color
+    with _pager(console) if paged and not arguments.no_pager else nullcontext():
+        if not _in_full(arguments):
+            console.print(table_of(found))
+            return
+        pieces = _pieces(client, client.get(arguments.job), arguments.model)
+        console.print(legend(color))
+        for each in found:
+            console.print(episode_text(each, color=color, pieces=pieces), soft_wrap=True)
+
+
+def _pager(console: Console) -> Any:
+    """A pager that shows colours, if this is a terminal."""
+    if not console.is_terminal:
+        return nullcontext()
+    os.environ.setdefault("LESS", "-FRX")
+    return console.pager(styles=True)
+
+
+def table_of(found: Iterable[ListedEpisode]) -> Table:
+    """One row per episode."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("episode", "step", "reward", "parts", "adv", "age", "tokens", "turns", ""):
+        table.add_column(name, no_wrap=name in ("episode", "reward", "adv"))
+    table.add_column("says", no_wrap=True, overflow="ellipsis")
+    for each in found:
+        table.add_row(*map(Text, _row(each)))
+    return table
+
+
+def _row(each: ListedEpisode) -> tuple[str, ...]:
+    said = " ".join(visible(each.text).split())
+    return (
+        visible(f"{each.group_id}/{each.index}"),
+        str(each.step) if each.step >= 0 else "-",
+        f"{each.reward:.3f}",
+        _parts(each.parts),
+        "-" if each.advantage is None else f"{each.advantage:+.2f}",
+        "-" if each.age is None else str(each.age),
+        str(each.policy_tokens),
+        str(each.turns),
+        _state(each),
+        said if len(said) <= _TEXT else said[: _TEXT - 1] + "…",
+    )
+
+
+def episode_text(each: ListedEpisode, *, color: Colouring, pieces: Pieces) -> Text:
+    """An episode in full: what became of it, and its transcripts."""
+    text = Text(visible(f"\n{each.group_id}/{each.index}"), "bold")
+    text.append(f"  task {visible(each.task_id[:12])}  step {each.step}", "dim")
+    if each.age is not None:
+        text.append(f"  age {each.age}", "dim")
+    text.append(f"  {each.total_s:.2f} s", "dim")
+    if state := _state(each):
+        text.append(f"  {state}", "bold red")
+    text.append(f"\n  reward {each.reward:.3f}", "bold")
+    if each.advantage is not None:
+        text.append(f"  advantage {each.advantage:+.3f}")
+    if each.parts:
+        text.append(f"  ({_parts(each.parts)})")
+    if each.answer:
+        text.append(f"  answer {visible(each.answer)!r}")
+    if each.trajectory is not None:
+        _append_trajectory(text, each.trajectory, color=color, pieces=pieces)
+    return text
+
+
+def _append_trajectory(
+    text: Text, trajectory: Trajectory, *, color: Colouring, pieces: Pieces
+) -> None:
+    if detail := trajectory.score.detail:
+        text.append(f"  {visible(detail)}", "dim")
+    text.append("\n")
+    for number, transcript in enumerate(trajectory.transcripts):
+        if len(trajectory.transcripts) > 1:
+            where = f" of {transcript.parent}, from token {transcript.branch_token}"
+            text.append(f"  transcript {number}", "bold")
+            text.append(f"{where if transcript.parent >= 0 else ''}\n", "dim")
+        text.append_text(transcript_text(transcript, color=color, pieces=pieces))
+
+
+def _pieces(client: Client, job: JobView, folder: Path | None) -> Pieces:
+    """Decodes with the tokenizer of the job's model; ids where it cannot be had."""
+    try:
+        from paceline.tokens.chat import Tokenizer
+
+        files = _files(client, job) if folder is None else _folder(folder)
+        return Tokenizer.from_files(files).pieces
+    except (ModuleNotFoundError, NotFoundError, InvalidError) as error:
+        note = f"{error}; tokens are shown as ids (pip install 'paceline[tokenizers]', or --model)"
+        print(visible(note), file=sys.stderr)
+        return numbered
+
+
+def _files(client: Client, job: JobView) -> Mapping[str, bytes]:
+    names = [name for name in _FILES if name in job.artifacts]
+    return {name: client.get_model_file(job.status.job_id, name).text.encode() for name in names}
+
+
+def _folder(folder: Path) -> Mapping[str, bytes]:
+    found = [folder / name for name in _FILES]
+    return {path.name: path.read_bytes() for path in found if path.is_file()}
+
+
+def _state(each: ListedEpisode) -> str:
+    words = [f"dropped: {visible(each.dropped)}"] if each.dropped else []
+    words += ["cut off"] if each.truncated else []
+    words += [] if each.status == "ok" else [each.status.value.replace("_", " ")]
+    return ", ".join(words)
+
+
+def _parts(parts: Mapping[str, float]) -> str:
+    return ", ".join(f"{visible(name)} {value:g}" for name, value in parts.items())
+
+
+def _key(each: ListedEpisode) -> _Key:
+    return each.group_id, each.index, each.attempt

@@ -1,0 +1,142 @@
+"""Curves of metrics, and figures of them; figures need matplotlib (`paceline[plot]`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.api.documents import MetricRow
+from paceline.enums import Purpose
+from paceline.errors import ConfigError, InvalidError
+from paceline.text import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REWARD = "reward"
+"""The training reward, and that of each evaluation."""
+_PER_LINE = 2
+_WIDTH, _HEIGHT = 6.0, 3.2  # inches of a panel
+_FORMATS = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricCurve:
+    """One metric over steps; `held_out`: of an evaluation."""
+
+    label: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    held_out: bool = False
+
+
+def metric_names(rows: Sequence[MetricRow]) -> list[str]:
+    """Metrics that any row has as a number, and `reward`."""
+    found = {name for row in rows for name, value in row.values.items() if _is_number(value)}
+    return sorted(found | {REWARD})
+
+
+def metric_curves(rows: Sequence[MetricRow], name: str) -> list[MetricCurve]:
+    """The curves of one metric; of a step that was trained again, the last row counts.
+
+    `reward` is the mean reward of batches, and of each evaluation that measured enough tasks.
+
+    Raises:
+        InvalidError: no row has this metric.
+    """
+    wanted = "reward_mean" if name == REWARD else name
+    trained = [row for row in rows if row.kind is Purpose.TRAIN]
+    found = [_curve(trained, wanted, "training" if name == REWARD else name)]
+    for label, measured in _by_evaluation(rows).items():
+        told = f"held out{f': {label}' if label else ''}"
+        found.append(_curve(measured, name, told if name == REWARD else f"{name}, {told}", True))
+    found = [each for each in found if each.steps]
+    if not found and name != REWARD:
+        known = ", ".join(metric_names(rows))
+        raise InvalidError(f"metric {name!r} is in no row; there are {known}")
+    return found
+
+
+def figure(
+    jobs: Mapping[str, Sequence[MetricRow]], metrics: Sequence[str] = (REWARD,), *, smooth: int = 1
+) -> Figure:
+    """A panel for each metric, with the curves of these jobs, by their labels.
+
+    `smooth` is the number of steps over which curves of training are averaged.
+
+    Raises:
+        InvalidError: no row has one of the metrics.
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ConfigError("plots need matplotlib; pip install 'paceline[plot]'") from None
+    lines = -(-len(metrics) // _PER_LINE)
+    columns = min(len(metrics), _PER_LINE)
+    made = Figure(figsize=(_WIDTH * columns, _HEIGHT * lines), layout="constrained")
+    FigureCanvasAgg(made)
+    panels: Any = made.subplots(lines, columns, squeeze=False)
+    for place, name in enumerate(metrics):
+        _draw(panels[place // columns][place % columns], jobs, name, smooth)
+    for place in range(len(metrics), lines * columns):
+        panels[place // columns][place % columns].axis("off")
+    return made
+
+
+def save(made: Figure, path: Path) -> None:
+    """Write a figure; its format is that of the name.
+
+    Raises:
+        InvalidError: the format is not known, or the file cannot be written.
+    """
+    if path.suffix.lower() not in _FORMATS:
+        raise InvalidError(f"{path}: write {', '.join(_FORMATS)}")
+    try:
+        # A file that is the same for the same curves can be compared and cached.
+        fixed = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+        made.savefig(path, dpi=120, metadata=fixed.get(path.suffix.lower()))
+    except OSError as error:
+        raise InvalidError(f"{path}: {error.strerror}") from None
+
+
+def _draw(axes: Any, jobs: Mapping[str, Sequence[MetricRow]], name: str, smooth: int) -> None:
+    for label, rows in jobs.items():
+        for each in metric_curves(rows, name):
+            told = each.label if len(jobs) == 1 else f"{label}: {each.label}"
+            style = "o-" if each.held_out else "-"
+            values = each.values if each.held_out else _smoothed(each.values, smooth)
+            # Dollar signs would begin a formula.
+            shown = visible(told).replace("$", r"\$")
+            axes.plot(each.steps, values, style, markersize=3, linewidth=1, label=shown)
+    axes.set_xlabel("step")
+    axes.set_title(visible(name).replace("$", r"\$"))
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small")
+
+
+def _smoothed(values: Sequence[float], width: int) -> list[float]:
+    windows = (values[max(0, end - width) : end] for end in range(1, len(values) + 1))
+    return [sum(window) / len(window) for window in windows]
+
+
+def _curve(rows: Sequence[MetricRow], name: str, label: str, held_out: bool = False) -> MetricCurve:
+    points = {row.step: float(row.values[name]) for row in rows if _is_number(row.values.get(name))}
+    steps = tuple(sorted(points))
+    return MetricCurve(label, steps, tuple(points[step] for step in steps), held_out)
+
+
+def _by_evaluation(rows: Sequence[MetricRow]) -> dict[str, list[MetricRow]]:
+    found: dict[str, list[MetricRow]] = {}
+    for row in rows:
+        if row.kind is Purpose.EVAL and row.values.get("complete") is not False:
+            found.setdefault(str(row.values.get("set", "")), []).append(row)
+    return dict(sorted(found.items()))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

