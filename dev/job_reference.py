@@ -216,7 +216,7 @@ def _shown(value: Any) -> str:
 
 def _plain(value: Any) -> str:
     if not isinstance(value, str):
-        return json.dumps(value)
+        return json.dumps(value, default=lambda model: model.model_dump(exclude_defaults=True))
     first, _, rest = value.partition("\n")
     return f"{first} …" if rest else first or '""'
 

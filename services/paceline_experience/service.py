@@ -41,6 +41,7 @@ from paceline_experience.dispatch.presence import Presence
 from paceline_experience.dispatch.slots import SlotAccounting
 from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.fleet.routes import DEBOUNCE_S, RoutePlanner
+from paceline_experience.jobs.data import DataOfJobs
 from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.jobs.forking import Forking
@@ -100,6 +101,7 @@ class ExperienceService(Service):
         )
         self._own_tasks = self._make_own_tasks()
         self._own_functions = self._make_own_functions()
+        self._data = DataOfJobs(folders=self._code, jobs=self._jobs, options=options)
         self._ledgers = Ledgers(
             store=store,
             jobs=self._jobs,
@@ -115,6 +117,7 @@ class ExperienceService(Service):
             dry_run=self._dry_run,
             own_tasks=self._own_tasks,
             own_functions=self._own_functions,
+            data=self._data,
         )
         self._collector = JobMetricsCollector(
             self._metrics,
@@ -155,6 +158,7 @@ class ExperienceService(Service):
             dry_run=self._dry_run,
             own_tasks=self._own_tasks,
             own_functions=self._own_functions,
+            data=self._data,
             forking=Forking(
                 store=self._store,
                 jobs=self._jobs,
@@ -321,6 +325,7 @@ class ExperienceService(Service):
         await self._dry_run.close()
         await self._own_functions.close()
         await self._own_tasks.close()
+        self._data.close()
         self._audit.close()
         await self._store.close()
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from paceline.config.service import PoolOptions, ScalingOptions
+from paceline.config.sections.scaling import ScalingOptions
+from paceline.config.service import PoolOptions
 from paceline_controller.scaling.planner import Offer, cheapest
 
 Counts = Mapping[str, int]

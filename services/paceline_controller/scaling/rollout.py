@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from paceline.config.service import ControllerOptions, ScalingOptions
+from paceline.config.sections.scaling import ScalingOptions
+from paceline.config.service import ControllerOptions
 from paceline_controller.jobs.plan import pools_of
 from paceline_controller.scaling.estimates import Estimates, PerEvent, learn
 from paceline_controller.scaling.planner import needed_rate, overlap_steps

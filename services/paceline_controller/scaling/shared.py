@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from paceline.config.service import ControllerOptions, EnvironmentScaling, RewardScaling
+from paceline.config.sections.scaling import EnvironmentScaling, RewardScaling
+from paceline.config.service import ControllerOptions
 from paceline_controller.scaling.planner import scorers
 from paceline_controller.scaling.signals import RewardSignals, Signals
 from paceline_controller.scaling.size_history import SizeHistory, follow

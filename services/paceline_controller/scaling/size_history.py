@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from paceline.config.service import ScalingOptions
+from paceline.config.sections.scaling import ScalingOptions
 
 _CLEAR = 2.0  # standard errors: one change in twenty is reverted by later data
 

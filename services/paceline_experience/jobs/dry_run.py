@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 
 from paceline.config import JobSpec
+from paceline.data import JobData
 from paceline.errors import InvalidError
 from paceline.server.process_group import ProcessGroup, start_process_group
 from paceline.telemetry.logs import Log
@@ -39,8 +40,10 @@ class DryRun:
         self._slots = asyncio.Semaphore(NUM_CHILDREN)
         self._idle: list[_Child] = []
 
-    async def check(self, spec: JobSpec) -> None:
+    async def check(self, spec: JobSpec, data: JobData | None = None) -> None:
         """Build and call, in a child, all plug-ins that the ledger of a job will call.
+
+        `data`: what its tasks may read; None: nothing.
 
         Raises:
             InvalidError: one refuses its options or returns something of a wrong type.
@@ -49,20 +52,21 @@ class DryRun:
         async with self._slots:
             idle = self._idle.pop() if self._idle else None
             try:
-                problem = await self._ask(idle or await self._start(), spec)
+                problem = await self._ask(idle or await self._start(), spec, data)
             except _EndedError:
                 if idle is None:
                     raise
                 # An earlier job may have left the child in a bad state.
-                problem = await self._ask(await self._start(), spec)
+                problem = await self._ask(await self._start(), spec, data)
         if problem:
             raise InvalidError(problem)
 
-    async def _ask(self, child: _Child, spec: JobSpec) -> str:
+    async def _ask(self, child: _Child, spec: JobSpec, data: JobData | None) -> str:
         """The problem that a child finds; empty: none."""
+        request = {"job": spec.model_dump(mode="json"), "data": data.as_json() if data else None}
         try:
             async with asyncio.timeout(self._timeout_s):
-                problem = await child.ask(spec.model_dump_json())
+                problem = await child.ask(json.dumps(request))
         except TimeoutError:
             await child.kill()
             text = f"were not built within {self._timeout_s:g} s"
@@ -102,13 +106,13 @@ class _Child:
         self._family = family
         self.num_jobs = 0
 
-    async def ask(self, job: str) -> str:
-        """The problem with a job; empty: none."""
+    async def ask(self, request: str) -> str:
+        """The problem with a job and its data, a line of JSON; empty: none."""
         self.num_jobs += 1
         stdin = self._family.process.stdin
         assert stdin is not None
         with suppress(ConnectionError):  # a dead child is noticed when reading
-            stdin.write(job.encode() + b"\n")
+            stdin.write(request.encode() + b"\n")
             await stdin.drain()
         return await self.read()
 

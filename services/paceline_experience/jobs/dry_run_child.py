@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline.config import JobSpec
+from paceline.data import JobData
 from paceline.errors import InvalidError
 from paceline.server.child import end_with_parent, take_pipes
 from paceline_experience.ledger.sources import try_plugins
@@ -34,7 +35,9 @@ def _answer(sink: TextIO, text: str) -> None:
 def attempt(line: str) -> str:
     """The problem with the plug-ins of a job; empty: none."""
     try:
-        try_plugins(JobSpec.model_validate_json(line))
+        request = json.loads(line)
+        data = JobData.from_json(request["data"]) if request["data"] is not None else None
+        try_plugins(JobSpec.model_validate(request["job"]), data)
     except InvalidError as error:
         return error.message[:MAX_ERROR_CHARS] or "refused"
     return ""

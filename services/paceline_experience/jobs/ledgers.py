@@ -10,17 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from weakref import WeakValueDictionary
 
-from pydantic import ValidationError
-
 from paceline.config import JobSpec
 from paceline.config.limits import LimitSettings
-from paceline.config.load import explain
 from paceline.config.service import ExperienceOptions
 from paceline.enums import JobState
 from paceline.errors import (
     DeadlineError,
     FencedError,
-    InvalidError,
     PacelineError,
     StateError,
     UnavailableError,
@@ -29,11 +25,13 @@ from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Tracer
 from paceline.types import Job
+from paceline_experience.jobs.data import DataOfJobs
 from paceline_experience.jobs.dry_run import DryRun, UntriedError
 from paceline_experience.jobs.history import History
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.jobs.own_tasks import OwnTasks, sources_of
+from paceline_experience.jobs.record import parse_spec
 from paceline_experience.ledger.context import Hooks
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.meter import JobMeter
@@ -98,9 +96,11 @@ class Ledgers:
         dry_run: DryRun | None = None,
         own_tasks: OwnTasks | None = None,
         own_functions: OwnFunctions | None = None,
+        data: DataOfJobs | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._own_functions = own_functions
+        self._data = data
         self._dry_run = dry_run
         self._own_tasks = own_tasks
         self._meter = meter or partial(JobMeter, Metrics())
@@ -338,8 +338,10 @@ class Ledgers:
         return UnopenableError(f"job {job_id} {reason}")
 
     async def _start(self, job: Job, sources: Sources | None, *, epoch: int) -> OpenLedger:
-        if sources is None and self._dry_run is not None:
-            await self._dry_run.check(parse_spec(job))
+        if sources is None:
+            sources = await self._sources(parse_spec(job))
+        if self._data is not None:
+            await self._data.check_unchanged(job.status.job_id, sources.digests)
         own = NO_PARTS
         if self._own_functions is not None:
             own = await self._own_functions.of(job.status.job_id, parse_spec(job))
@@ -353,12 +355,17 @@ class Ledgers:
         entry.pump = asyncio.create_task(self._pump(entry.ledger), name="pump")
         return entry
 
+    async def _sources(self, spec: JobSpec) -> Sources:
+        """The tasks of a job, once its plug-ins have been tried."""
+        data = await self._data.again(spec) if self._data is not None else None
+        if self._dry_run is not None:
+            await self._dry_run.check(spec, data)
+        return await sources_of(spec, self._own_tasks, data)
+
     async def _open(
-        self, job: Job, sources: Sources | None, *, epoch: int, own: OwnParts = NO_PARTS
+        self, job: Job, sources: Sources, *, epoch: int, own: OwnParts = NO_PARTS
     ) -> OpenLedger:
         spec = parse_spec(job)
-        if sources is None:
-            sources = await sources_of(spec, self._own_tasks)
         tenant, job_id = job.status.tenant, job.status.job_id
         ledger = JobLedger(
             store=self._store,
@@ -404,18 +411,6 @@ class Ledgers:
         if entry.pump is not None:
             entry.pump.cancel()
         return entry.pump
-
-
-def parse_spec(job: Job) -> JobSpec:
-    """The spec of a job record.
-
-    Raises:
-        InvalidError: this version cannot parse it.
-    """
-    try:
-        return JobSpec.model_validate_json(job.spec)
-    except ValidationError as error:
-        raise InvalidError(f"its record has no job file: {explain(error, JobSpec)}") from None
 
 
 def _text(error: Exception) -> str:

@@ -22,6 +22,7 @@ from paceline.code.world_process import (
     WorldRefusedError,
 )
 from paceline.config import JobSpec
+from paceline.data import JobData
 from paceline.digest import digest_of
 from paceline.errors import InvalidError, PacelineError, QuotaError, UnavailableError
 from paceline.fair_queue import QueueOwner
@@ -265,14 +266,16 @@ def _rows(stored: bytes) -> list[list[Any]]:
     return json.loads(zlib.decompress(stored))
 
 
-async def sources_of(spec: JobSpec, own: OwnTasks | None) -> Sources:
+async def sources_of(spec: JobSpec, own: OwnTasks | None, data: JobData | None = None) -> Sources:
     """The tasks of a job, wherever they come from.
+
+    `data`: what they may read; None: nothing.
 
     Raises:
         InvalidError: there are none.
     """
-    if not spec.has_own_environment:
-        return await asyncio.to_thread(task_sources, spec)
+    if not spec.lists_own_tasks:
+        return await asyncio.to_thread(task_sources, spec, data)
     if own is None:
         raise InvalidError("tasks.environment: this service takes no code of jobs")
     return await own.sources(spec)

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
+from paceline.config import JobSpec
+from paceline.config.load import explain
 from paceline.enums import JobState
+from paceline.errors import InvalidError
 from paceline.types import CheckpointStatus, Job, JobStatus, TrackerStatus
 
 _TRACKER = TypeAdapter(TrackerStatus)
@@ -80,3 +83,15 @@ def size_of(job: Job) -> int:
 def _trackers(fields: Mapping[str, str]) -> tuple[TrackerStatus, ...]:
     names = sorted(name for name in fields if name.startswith(TRACKING))
     return tuple(_TRACKER.validate_json(fields[name]) for name in names)
+
+
+def parse_spec(job: Job) -> JobSpec:
+    """The spec of a job record.
+
+    Raises:
+        InvalidError: this version cannot parse it.
+    """
+    try:
+        return JobSpec.model_validate_json(job.spec)
+    except ValidationError as error:
+        raise InvalidError(f"its record has no job file: {explain(error, JobSpec)}") from None

@@ -23,6 +23,7 @@ from paceline.telemetry.logs import Log
 from paceline.types import Job, JobStatus, TrackerStatus
 from paceline_experience.fleet.roster import wait
 from paceline_experience.fleet.routes import RoutePlanner
+from paceline_experience.jobs.data import DataOfJobs
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.jobs.export import Exporter
 from paceline_experience.jobs.forking import Forking
@@ -74,6 +75,7 @@ class JobService:
         own_tasks: OwnTasks | None = None,
         own_functions: OwnFunctions | None = None,
         forking: Forking | None = None,
+        data: DataOfJobs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._forking = forking
@@ -81,6 +83,7 @@ class JobService:
         self._dry_run = dry_run
         self._own_tasks = own_tasks
         self._own_functions = own_functions
+        self._data = data
         self._clock = clock
         self._jobs = jobs
         self._artifacts = artifacts
@@ -114,10 +117,11 @@ class JobService:
         # The child would find the same problems, but a child that has refused a job is replaced.
         await self._check_code(spec)
         await asyncio.to_thread(check_plugins, spec)
-        await self._dry_run.check(spec)
+        data = await self._data.of(spec) if self._data is not None else None
+        await self._dry_run.check(spec, data)
         if self._own_functions is not None:
             await self._own_functions.check(spec)
-        sources = await sources_of(spec, self._own_tasks)
+        sources = await sources_of(spec, self._own_tasks, data)
         with self._artifacts.submitting():
             job = await self._create(spec, request_id, await self._artifacts.put(files))
         if not job.status.state.terminal:
@@ -154,6 +158,8 @@ class JobService:
         )
         if spec.code is not None:
             await self._artifacts.keep_code(spec.tenant, spec.code.digest)
+        if spec.data is not None:
+            await self._artifacts.keep_code(spec.tenant, spec.data.digest)
         await asyncio.to_thread(self._history.make_folder, job.status.job_id)
         log.info("submitted", job=job.status.job_id, tenant=spec.tenant)
         return job
@@ -164,19 +170,25 @@ class JobService:
         return partial(self._forking.copy, spec)
 
     async def _check_code(self, spec: JobSpec) -> None:
+        if spec.data is not None:
+            await self._names_of(spec.tenant, "data", spec.data.digest)
         if spec.code is None:
             return
-        try:
-            names = await self._artifacts.names_of(spec.tenant, spec.code.digest)
-        except NotFoundError:
-            raise ConfigError(
-                f"code.digest: tenant {spec.tenant!r} has not uploaded {spec.code.digest}, or "
-                "none of its jobs has used it for a week; upload it with POST /v1/code"
-            ) from None
+        names = await self._names_of(spec.tenant, "code", spec.code.digest)
         if wrong := list(missing_modules(spec, names)):
             raise ConfigError("; ".join(wrong))
         if REQUIREMENTS in names and self._own_tasks is not None:
             await self._own_tasks.prepare(spec.code.digest, spec.tenant)
+
+    async def _names_of(self, tenant: str, field: str, digest: str) -> list[str]:
+        """The names in an upload."""
+        try:
+            return await self._artifacts.names_of(tenant, digest)
+        except NotFoundError:
+            raise ConfigError(
+                f"{field}.digest: tenant {tenant!r} has not uploaded {digest}, or "
+                "none of its jobs has used it for a week; upload it with POST /v1/code"
+            ) from None
 
     def _check_sizes(self, spec: JobSpec, files: Mapping[str, bytes]) -> None:
         num_bytes = len(spec.model_dump_json().encode())

@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline.config import JobSpec
 from paceline.config.named import NamedPlugin, named, problems
+from paceline.data import JobData, takes_data
 from paceline.errors import InvalidError
 from paceline.plugins import (
     Advantages,
@@ -53,6 +54,14 @@ class Sources:
 
     train: TaskSource
     evals: Mapping[str, TaskSource] = field(default_factory=dict[str, TaskSource])
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the files that they are from, by name; none of those that say none."""
+        found = dict[str, str]()
+        for each in (self.train, *self.evals.values()):
+            found |= getattr(each, "digests", {})
+        return found
 
 
 class NoTasks:
@@ -106,19 +115,21 @@ def check_plugins(spec: JobSpec) -> None:
         raise InvalidError("; ".join(wrong))
 
 
-def try_plugins(spec: JobSpec) -> None:
+def try_plugins(spec: JobSpec, data: JobData | None = None) -> None:
     """Build all plug-ins of the ledger but those of the job's own code, and call each once.
+
+    `data`: what its tasks may read; None: nothing.
 
     Raises:
         InvalidError: one refuses its options or returns something of a wrong type.
     """
     check_plugins(spec)
-    sources = None if spec.has_own_environment else task_sources(spec)
+    sources = None if spec.lists_own_tasks else task_sources(spec, data)
     position = _try_generation(spec, len(sources.train) if sources else _TRIED_TASKS)
     if sources is not None:
-        _try_task(sources.train, position, spec, field="tasks.options")
+        _try_task(sources.train, position, spec, field=options_field(spec))
         for name, tasks in sources.evals.items():
-            _try_task(tasks, 0, spec, field=f"{eval_field(name)}.options")
+            _try_task(tasks, 0, spec, field=options_field(spec, name))
     parts = [part.part for part in spec.reward]
     for each in named(spec):
         if each.kind == "filters" and not each.is_own:
@@ -128,19 +139,34 @@ def try_plugins(spec: JobSpec) -> None:
     _try_advantages(spec, parts)
 
 
-def task_sources(spec: JobSpec) -> Sources:
+def task_sources(spec: JobSpec, data: JobData | None = None) -> Sources:
     """The task sources of a job; imports plug-ins, which may be slow.
+
+    `data`: what they may read; None: nothing.
 
     Raises:
         InvalidError: a source is not installed, refuses its options or has no tasks.
     """
-    name, options = spec.tasks.environment, spec.tasks.options
-    train = _build(name, options, seed=spec.tasks.seed, field="tasks")
-    evals = {
-        each: _build(name, {**options, **of.options}, seed=of.seed, field=eval_field(each))
-        for each, of in spec.eval_sets.items()
-    }
+    tasks, data = spec.tasks, data or JobData()
+    source = tasks.source
+    name, options = (tasks.environment, tasks.options)
+    if source is not None:
+        name, options = source.kind, source.options
+    train = _build(name, options, data, seed=tasks.seed, field=options_field(spec))
+    evals = dict[str, TaskSource]()
+    for each, of in spec.eval_sets.items():
+        changed = {**options, **(of.options if source is None else of.source)}
+        field = options_field(spec, each)
+        evals[each] = _build(name, changed, data, seed=of.seed, field=field)
     return Sources(train, evals)
+
+
+def options_field(spec: JobSpec, evaluation: str | None = None) -> str:
+    """The field with the options of training tasks, or of those of an evaluation by its name."""
+    if evaluation is None:
+        return "tasks.source" if spec.tasks.source is not None else "tasks.options"
+    own = "source" if spec.tasks.source is not None else "options"
+    return f"{eval_field(evaluation)}.{own}"
 
 
 def eval_field(name: str) -> str:
@@ -219,13 +245,17 @@ def _try_generation(spec: JobSpec, num_tasks: int) -> int:
     return drawn.position
 
 
-def _build(name: str, options: Mapping[str, Any], *, seed: int, field: str) -> TaskSource:
+def _build(
+    name: str, options: Mapping[str, Any], data: JobData, *, seed: int, field: str
+) -> TaskSource:
     make = registry.environment(name).load_tasks()
-    with _plugin_errors(f"{field}.options", name):
-        source = make(seed=seed, **options)
+    with _plugin_errors(field, name):
+        given = {takes: data} if (takes := takes_data(make)) else {}
+        source = make(seed=seed, **given, **options)
         empty = len(source) == 0
     if empty:
-        raise InvalidError(f"{field}: {name} with options {dict(options)} has no tasks")
+        where = field.removesuffix(".options")
+        raise InvalidError(f"{where}: {name} with options {dict(options)} has no tasks")
     return source
 
 

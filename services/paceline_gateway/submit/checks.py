@@ -38,11 +38,16 @@ MAX_FILES_BYTES = min(MAX_MODEL_FILES_BYTES, MAX_MESSAGE_BYTES - (1 << 20))
 
 
 def check_code(spec: JobSpec) -> None:
-    """Raise `ConfigError` for code that has not been uploaded: a gateway reads nobody's folders."""
+    """Raise `ConfigError` for code or data that is not uploaded: a gateway reads no folders."""
     if spec.code is not None and not spec.code.digest:
         raise ConfigError(
             "code.digest: is missing; `paceline submit`, `paceline run` and the SDK pack the "
             "folder code.path and fill it in, others upload a zip archive with POST /v1/code"
+        )
+    if spec.data is not None and not spec.data.digest:
+        raise ConfigError(
+            "data.digest: is missing; `paceline submit`, `paceline run` and the SDK pack the file "
+            "or folder data.path and fill it in, others upload a zip archive with POST /v1/code"
         )
 
 

@@ -14,6 +14,7 @@ from paceline.config.documents import read_yaml
 from paceline.config.named import problems
 from paceline.config.recipes import recipe
 from paceline.config.sections.model import ModelPlace, ModelSpec, is_folder
+from paceline.config.uploads import DataSpec
 from paceline.errors import ConfigError, InvalidError
 from paceline.plugins import registry as registry
 
@@ -63,12 +64,17 @@ def show_recipe(arguments: Namespace) -> int:
     return 0
 
 
-def read_job(path: Path, overrides: list[str]) -> JobSpec:
-    """Read a job file; folders of a model and of code on this machine become absolute.
+def read_job(path: Path, overrides: list[str], data: Path | None = None) -> JobSpec:
+    """Read a job file; folders of a model, code and data on this machine become absolute.
 
-    Code lies relative to the job file.
+    Code and data lie relative to the job file; `data` replaces the latter.
     """
     spec = load_job(path, dict(override(text) for text in overrides))
+    if data is not None:
+        spec = spec.model_copy(update={"data": DataSpec(path=str(data.resolve()))})
+    elif spec.data is not None and spec.data.path:
+        found = str((path.parent / spec.data.path).resolve())
+        spec = spec.model_copy(update={"data": spec.data.model_copy(update={"path": found})})
     if spec.code is not None and spec.code.path:
         code = spec.code.model_copy(update={"path": str((path.parent / spec.code.path).resolve())})
         spec = spec.model_copy(update={"code": code})

@@ -10,7 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from paceline.cli import observing
+from paceline.cli import job_commands, observing
 
 EPILOG = """\
 exit codes:
@@ -76,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_local(commands: Any) -> None:
     run = _command(commands, "run", "local:run", "run a job to completion on this machine")
     _add_job_file(run)
+    _add_data(run)
     _add_run_dir(run, "default: runs/ and the job's name")
     _add_base(run)
     run.add_argument(
@@ -91,6 +92,7 @@ def _add_local(commands: Any) -> None:
         "run a few episodes of a job and show them; trains nothing",
     )
     _add_job_file(trial)
+    _add_data(trial)
     trial.add_argument("--episodes", type=int, default=4, metavar="N", help="how many (default: 4)")
     trial.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="seconds (default: 300)"
@@ -105,6 +107,7 @@ def _add_local(commands: Any) -> None:
 def _add_remote(commands: Any) -> None:
     submit = _command(commands, "submit", "remote:submit", "submit a job; prints its id")
     _add_job_file(submit)
+    _add_data(submit)
     submit.add_argument("--watch", action="store_true", help="follow the job until it ends")
     listing = _command(commands, "list", "remote:list_jobs", "list jobs")
     listing.add_argument("--all", action="store_true", help="include finished jobs")
@@ -112,7 +115,7 @@ def _add_remote(commands: Any) -> None:
     watch.add_argument("--quiet", action="store_true", help="print only the outcome")
     cancel = _command(commands, "cancel", "remote:cancel", "cancel a job")
     cancel.add_argument("--reason", default="", help="recorded with the job")
-    pause, resume = _add_lifecycle(commands)
+    pause, resume = job_commands.add_lifecycle(commands, _command, _add_gateway)
     verify = _command(commands, "verify", "remote:verify", "check the ledger of a job")
     weights = _command(
         commands, "weights", "weights:show", "show which workers hold which weights of a job"
@@ -121,8 +124,8 @@ def _add_remote(commands: Any) -> None:
         command.add_argument("job", metavar="ID")
     for command in (submit, listing, watch, cancel, pause, resume, verify, weights):
         _add_gateway(command)
-    _add_replay(commands)
-    _add_export(commands)
+    job_commands.add_replay(commands, _command, _add_gateway)
+    job_commands.add_export(commands, _command, _add_gateway)
     observing.add(commands, _command, _add_gateway)
     _add_access(commands)
     _add_tenants(commands)
@@ -135,102 +138,6 @@ def _add_remote(commands: Any) -> None:
     )
     logs.add_argument("-f", "--follow", action="store_true", help="wait for more lines")
     _add_run_dir(logs, "default: runs/local")
-
-
-def _add_replay(commands: Any) -> None:
-    replay = commands.add_parser("replay", help="give trajectories to the replay of a job")
-    verbs = replay.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    bring = _command(verbs, "import", "replay:add", "store trajectories that were collected before")
-    bring.add_argument("job", metavar="ID")
-    bring.add_argument("file", metavar="FILE", type=Path, help="JSON lines, as jobs export them")
-    _add_gateway(bring)
-
-
-def _add_lifecycle(commands: Any) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    pause = _command(
-        commands, "pause", "lifecycle:pause", "free the workers of a job; it keeps its place"
-    )
-    resume = _command(commands, "resume", "lifecycle:resume", "queue a paused job again")
-    delete = _command(
-        commands, "delete", "lifecycle:delete", "delete jobs with their checkpoints and files"
-    )
-    delete.add_argument("jobs", metavar="ID", nargs="+")
-    delete.add_argument("--force", action="store_true", help="cancel a job first if it is not over")
-    for command in (pause, resume):
-        command.add_argument("--reason", default="", help="recorded with the job")
-    for command, what in ((pause, "the job is paused"), (delete, "nothing is left")):
-        command.add_argument("--no-wait", action="store_true", help=f"do not wait until {what}")
-        command.add_argument(
-            "--timeout", type=float, default=600.0, metavar="S", help="seconds (default: 600)"
-        )
-    fork = _command(
-        commands, "fork", "lifecycle:fork", "submit a job that continues from a job's checkpoint"
-    )
-    fork.add_argument("job", metavar="ID")
-    fork.add_argument("--step", type=int, metavar="N", help="of a checkpoint; default: the latest")
-    fork.add_argument("--latest", action="store_true", help="the latest checkpoint (default)")
-    fork.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change a field of the job file, e.g. --set stop.steps=400",
-    )
-    fork.add_argument("-f", "--file", type=Path, metavar="YAML", help="fields to change")
-    fork.add_argument("--watch", action="store_true", help="follow the job until it ends")
-    _add_gateway(delete)
-    _add_gateway(fork)
-    return pause, resume
-
-
-def _add_export(commands: Any) -> None:
-    listing = _command(commands, "checkpoints", "export:checkpoints", "list checkpoints of a job")
-    export = _command(
-        commands, "export", "export:export", "write a checkpoint as a Hugging Face folder"
-    )
-    which = export.add_mutually_exclusive_group(required=True)
-    which.add_argument("--step", dest="which", type=int, metavar="N", help="that of this step")
-    for name, text in (("best", "the best one by eval"), ("latest", "the newest one")):
-        which.add_argument(f"--{name}", dest="which", action="store_const", const=name, help=text)
-    export.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
-    export.add_argument(
-        "--adapter", action="store_true", help="of a LoRA job: the adapter alone, for peft"
-    )
-    export.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="precision of the weights (default: the one that the job's engines have)",
-    )
-    export.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="of a file (default: 5GB)"
-    )
-    export.add_argument(
-        "--storage",
-        default="",
-        metavar="URL",
-        help="where checkpoints lie, such as s3://bucket/prefix (default: the run directory)",
-    )
-    export.add_argument(
-        "--base-model",
-        type=Path,
-        metavar="DIR",
-        help="the model that the job began with (default: the job's model.path)",
-    )
-    _add_models(export)
-    for command in (listing, export):
-        command.add_argument("job", metavar="ID")
-        _add_gateway(command)
-
-
-def _add_models(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--models",
-        type=Path,
-        metavar="FILE",
-        help="YAML: `models`, where models of jobs may come from (see docs/models.md)",
-    )
 
 
 def _add_access(commands: Any) -> None:
@@ -311,6 +218,23 @@ def _add_offline(commands: Any) -> None:
     validate.add_argument(
         "--resolved", action="store_true", help="print the job with all its values"
     )
+    data = commands.add_parser("data", help="look at the rows of a job")
+    verbs = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    inspect = _command(
+        verbs, "inspect", "data:inspect", "show tasks as they are prompted, and their lengths"
+    )
+    _add_job_file(inspect)
+    _add_data(inspect)
+    inspect.add_argument(
+        "--rows", type=int, default=3, metavar="N", help="tasks to show (default: 3)"
+    )
+    inspect.add_argument(
+        "--sample",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="tasks whose tokens are counted (default: 2000)",
+    )
     _command(commands, "plugins", "check:plugins", "list the installed plug-ins")
     observing.add_doctor(commands, _command, _add_gateway)
     recipes = _command(commands, "recipes", "check:recipes", "list the installed recipes")
@@ -340,6 +264,16 @@ def _add_job_file(command: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FIELD=VALUE",
         help="override a field, e.g. trainer.optimizer.lr=1e-4; repeatable",
+    )
+
+
+def _add_data(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--data",
+        type=Path,
+        default=None,
+        metavar="PATH",
+        help="file or folder of rows to send with the job, instead of data.path (docs/data.md)",
     )
 
 
@@ -399,7 +333,7 @@ def _add_base(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="YAML: `limits` of tenants and of the installation (see docs/limits.md)",
     )
-    _add_models(command)
+    job_commands.add_models(command)
     command.add_argument(
         "--storage",
         default="",

@@ -58,7 +58,7 @@ def up(arguments: Namespace) -> int:
 
 def run(arguments: Namespace) -> int:
     """`paceline run JOB.yaml`: start the services, run the job, stop the services."""
-    spec = with_dtype(read_job(arguments.job_file, arguments.overrides), "auto")
+    spec = with_dtype(read_job(arguments.job_file, arguments.overrides, arguments.data), "auto")
     check(spec)
     run_dir = arguments.run_dir or Path("runs") / spec.name
     if not arguments.again:
@@ -67,9 +67,10 @@ def run(arguments: Namespace) -> int:
         running(run_dir, arguments) as local,
         Client(local.url, token=local.token) as client,
     ):
-        prepared, archive = calls.with_code(spec)
-        if archive is not None:  # the digest tells whether a job is the same
+        prepared, archives = calls.with_uploads(spec)
+        for archive in archives:
             client.upload(archive)
+        if archives:  # the digests tell whether a job is the same
             spec = parse_job(prepared)
         job_id = _same_live_job(client, spec) or client.submit(spec).status.job_id
         try:

@@ -30,7 +30,7 @@ DEFAULT_RUN_DIR = Path("runs/local")
 
 def submit(arguments: Namespace) -> int:
     """`paceline submit JOB.yaml`."""
-    spec = read_job(arguments.job_file, arguments.overrides)
+    spec = read_job(arguments.job_file, arguments.overrides, arguments.data)
     with client_of(arguments) as client:
         job = client.submit(spec)
         print(job.status.job_id, flush=True)

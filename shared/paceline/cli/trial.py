@@ -40,7 +40,8 @@ _GIVEN_BACK = re.compile(r"lease given back .*detail=(.*)$")
 def try_job(arguments: Namespace) -> int:
     """`paceline try JOB.yaml`."""
     wanted: int = arguments.episodes
-    spec = trial_of(with_dtype(read_job(arguments.job_file, arguments.overrides), "auto"), wanted)
+    job = read_job(arguments.job_file, arguments.overrides, arguments.data)
+    spec = trial_of(with_dtype(job, "auto"), wanted)
     check(spec)
     console = Console()
     with tempfile.TemporaryDirectory(prefix="paceline-try-") as name:
@@ -147,5 +148,10 @@ def _tokenizer(model: ModelSpec, settings: ModelSettings | None, run_dir: Path) 
     if model.place is not ModelPlace.FOLDER:
         resolver = ModelResolver(settings or ModelSettings(), run_dir=run_dir)
         return Tokenizer.from_files(resolver.find(model, _FILES, max_bytes=_MAX_BYTES).files)
-    names = [path for path in Path(model.path).iterdir() if path.suffix in (".json", ".jinja")]
+    return tokenizer_of(Path(model.path))
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """The tokenizer and chat template of a model on this machine."""
+    names = [path for path in folder.iterdir() if path.suffix in (".json", ".jinja")]
     return Tokenizer.from_files({path.name: path.read_bytes() for path in names})

@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 from pydantic import BaseModel
 
 from paceline.api.documents import CodeView, JobView
-from paceline.code.archive import pack
+from paceline.code.archive import pack, pack_data
 from paceline.config import JobSpec
 from paceline.config.documents import read_yaml
 
@@ -27,7 +27,7 @@ Spec = JobSpec | Mapping[str, Any] | Path | str
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """Packed code in a file without a name; it can be sent several times."""
+    """Packed code or data in a file without a name; it can be sent several times."""
 
     file: BinaryIO
     digest: str
@@ -35,9 +35,18 @@ class Archive:
 
     @classmethod
     def of(cls, folder: Path) -> Archive:
-        """Pack a folder; raises as `pack`."""
+        """Pack a folder of code; raises as `pack`."""
+        return cls._of(folder, pack)
+
+    @classmethod
+    def of_data(cls, path: Path) -> Archive:
+        """Pack a file or folder of data; raises as `pack_data`."""
+        return cls._of(path, pack_data)
+
+    @classmethod
+    def _of(cls, path: Path, pack_into: Callable[[Path, BinaryIO], str]) -> Archive:
         file = tempfile.TemporaryFile()  # noqa: SIM115  as long as this object
-        digest = pack(folder, file)
+        digest = pack_into(path, file)
         return cls(file, digest, file.seek(0, os.SEEK_END))
 
     def pieces(self) -> Iterator[bytes]:
@@ -96,29 +105,42 @@ def _content(body: Any, *, in_loop: bool) -> Any:
     return json.dumps(_drop_empty(body)) if isinstance(body, Mapping) else body
 
 
-def with_code(spec: Spec) -> tuple[Spec, Archive | None]:
-    """The job with the digest of its code, and the packed code; None if it brings none.
+def with_uploads(spec: Spec, *, data: Path | None = None) -> tuple[Spec, list[Archive]]:
+    """The job with the digests of its code and data, and these, packed; none: it brings none.
 
-    The folder `code.path` is relative to the job file, or to the working directory without one.
+    `code.path` and `data.path` are relative to the job file, or to the working directory without
+    one; `data` instead of the latter to the working directory.
 
     Raises:
-        ConfigError: the folder cannot be packed.
+        ConfigError: they cannot be packed.
     """
     folder, raw = Path(), spec
     if isinstance(spec, (str, Path)):
         folder, raw = Path(spec).parent, read_yaml(Path(spec).read_text(), what=str(spec))
     elif isinstance(spec, JobSpec):
         raw = spec.model_dump(mode="json")
-    code = raw.get("code") if isinstance(raw, Mapping) else None
-    path = code.get("path") if isinstance(code, Mapping) and not code.get("digest") else None
-    if not isinstance(path, str) or not path or not isinstance(raw, Mapping):
-        return spec, None  # what is wrong with it, the gateway says
-    archive = Archive.of(folder / path)
-    return {**raw, "code": {"path": path, "digest": archive.digest}}, archive
+    if not isinstance(raw, Mapping):
+        return spec, []  # what is wrong with it, the gateway says
+    changed, archives = dict(raw), list[Archive]()
+    if data is not None:
+        changed["data"] = {"path": str(data.absolute())}
+    for section, made in (("code", Archive.of), ("data", Archive.of_data)):
+        if path := _to_pack(changed.get(section)):
+            archives.append(made(folder / path))
+            changed[section] = {"path": path, "digest": archives[-1].digest}
+    return (changed, archives) if archives else (spec, [])
+
+
+def _to_pack(section: Any) -> str:
+    """The path of code or data that are not uploaded yet."""
+    if not isinstance(section, Mapping) or section.get("digest"):
+        return ""
+    path = section.get("path")
+    return path if isinstance(path, str) else ""
 
 
 def upload(archive: Archive) -> RestCall[CodeView]:
-    """Upload packed code, in pieces."""
+    """Upload packed code or data, in pieces."""
     digest = base64.b64encode(bytes.fromhex(archive.digest)).decode()
     headers = {
         "content-type": "application/zip",

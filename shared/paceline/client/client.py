@@ -152,18 +152,19 @@ class Client(Operations, AbstractContextManager["Client"]):
             base_url=url, headers=_headers(token), timeout=timeout_s, verify=_verification(ca)
         )
 
-    def submit(self, spec: Spec, *, request_id: str = "") -> JobView:
+    def submit(self, spec: Spec, *, request_id: str = "", data: Path | None = None) -> JobView:
         """Submit a `JobSpec`, a mapping, or a YAML file; idempotent by `request_id`.
 
-        Code in a folder `code.path` is packed and uploaded first.
+        Code in a folder `code.path`, and data in a file or folder `data.path`, are packed and
+        uploaded first; `data` stands for the latter.
         """
-        spec, archive = calls.with_code(spec)
-        if archive is not None:
+        spec, archives = calls.with_uploads(spec, data=data)
+        for archive in archives:
             self.upload(archive)
         return self.send(calls.submit(spec, request_id=request_id))
 
     def upload(self, archive: Archive) -> CodeView:
-        """Upload packed code; again while the connection breaks, for `outage_s` seconds."""
+        """Upload packed code or data; again while the connection breaks, for `outage_s` seconds."""
         outage = _Outage(self._outage_s)
         while True:
             try:
@@ -255,18 +256,21 @@ class AsyncClient(AsyncOperations, AbstractAsyncContextManager["AsyncClient"]):
             base_url=url, headers=_headers(token), timeout=timeout_s, verify=_verification(ca)
         )
 
-    async def submit(self, spec: Spec, *, request_id: str = "") -> JobView:
+    async def submit(
+        self, spec: Spec, *, request_id: str = "", data: Path | None = None
+    ) -> JobView:
         """Submit a `JobSpec`, a mapping, or a YAML file; idempotent by `request_id`.
 
-        Code in a folder `code.path` is packed and uploaded first.
+        Code in a folder `code.path`, and data in a file or folder `data.path`, are packed and
+        uploaded first; `data` stands for the latter.
         """
-        spec, archive = await asyncio.to_thread(calls.with_code, spec)
-        if archive is not None:
+        spec, archives = await asyncio.to_thread(calls.with_uploads, spec, data=data)
+        for archive in archives:
             await self.upload(archive)
         return await self.send(calls.submit(spec, request_id=request_id))
 
     async def upload(self, archive: Archive) -> CodeView:
-        """Upload packed code; again while the connection breaks, for `outage_s` seconds."""
+        """Upload packed code or data; again while the connection breaks, for `outage_s` seconds."""
         outage = _Outage(self._outage_s)
         while True:
             try:

@@ -9,7 +9,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -25,6 +25,7 @@ ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", "venv/", "node_mod
 MAX_FILES = 2000
 MAX_UNPACKED_BYTES = GIB
 _BLOCK_BYTES = 1 << 20
+_ALREADY_PACKED = (".parquet", ".gz", ".zst")
 # The end of an archive and a comment; what it lists of its files is read whole by `zipfile`.
 _END, _END_MARK, _ZIP64_MARK = struct.Struct("<4s4H2LH"), b"PK\5\6", b"PK\6\7"
 _TAIL_BYTES, _LISTED_BYTES = _END.size + (1 << 16), 4 << 20
@@ -32,6 +33,30 @@ _MOST_NAME = 255  # bytes of a file or folder
 _MOST_PATH, _DEEPEST = 1024, 32  # bytes of a path, and its parts
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, RuntimeError, EOFError)
+
+
+def pack_data(path: Path, into: BinaryIO) -> str:
+    """Pack data, a file or a folder, without `ALWAYS_IGNORED`; returns the archive's digest.
+
+    Raises:
+        ConfigError: there is none, or it is too large, or has links or devices.
+    """
+    field = "data.path"
+    if not path.exists():
+        raise ConfigError(f"{field}: {path}: no such file or folder")
+    try:
+        if path.is_file():
+            root, files = path.resolve().parent, [path.resolve().name]
+            if (size := path.stat().st_size) > MAX_UNPACKED_BYTES:
+                text = _too_large(size, MAX_UNPACKED_BYTES)
+                raise ConfigError(f"{field}: {path}: {text}")
+        else:
+            root, files = path, sorted(_files(path, field, ignore_file=""))
+            if not files:
+                raise ConfigError(f"{field}: {path} has no files")
+        return _packed(root, files, into, field)
+    except OSError as error:
+        raise ConfigError(f"{field}: {error.filename or path}: {error.strerror}") from None
 
 
 def pack(folder: Path, into: BinaryIO) -> str:
@@ -46,23 +71,30 @@ def pack(folder: Path, into: BinaryIO) -> str:
     if not folder.is_dir():
         raise ConfigError(f"code.path: {folder} is not a folder")
     try:
-        files = sorted(_files(folder))
+        files = sorted(_files(folder, "code.path", ignore_file=IGNORE_FILE))
         if not files:
             raise ConfigError(f"code.path: {folder} has no files")
-        with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name in files:
-                info = zipfile.ZipInfo(name, _EPOCH)
-                info.external_attr = 0o644 << 16
-                info.compress_type = zipfile.ZIP_DEFLATED
-                with (folder / name).open("rb") as source, archive.open(info, "w") as packed:
-                    shutil.copyfileobj(source, packed, _BLOCK_BYTES)
+        digest = _packed(folder, files, into, "code.path")
     except OSError as error:
         raise ConfigError(f"code.path: {error.filename or folder}: {error.strerror}") from None
-    size = into.seek(0, os.SEEK_END)
-    if size > MAX_CODE_BYTES:
-        raise ConfigError(f"code.path: {folder}: {_too_large(size, MAX_CODE_BYTES)}")
     if REQUIREMENTS in files:
         parse((folder / REQUIREMENTS).read_bytes())
+    return digest
+
+
+def _packed(folder: Path, files: Sequence[str], into: BinaryIO, field: str) -> str:
+    """Write an archive of these files, the same for the same content; returns its digest."""
+    with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in files:
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.external_attr = 0o644 << 16
+            is_packed = name.endswith(_ALREADY_PACKED)
+            info.compress_type = zipfile.ZIP_STORED if is_packed else zipfile.ZIP_DEFLATED
+            with (folder / name).open("rb") as source, archive.open(info, "w") as packed:
+                shutil.copyfileobj(source, packed, _BLOCK_BYTES)
+    size = into.seek(0, os.SEEK_END)
+    if size > MAX_CODE_BYTES:
+        raise ConfigError(f"{field}: {folder}: {_too_large(size, MAX_CODE_BYTES)}")
     return digest_of_file(into)
 
 
@@ -149,9 +181,9 @@ def _extract(archive: BinaryIO, folder: Path, left: int) -> None:
         path.chmod(0o755)  # so that the user of the sandbox may read it
 
 
-def _files(folder: Path) -> Iterator[str]:
-    """Names of the files to pack."""
-    ignore = folder / IGNORE_FILE
+def _files(folder: Path, field: str, *, ignore_file: str) -> Iterator[str]:
+    """Names of the files to pack; `ignore_file` in the folder says which others stay out."""
+    ignore = folder / ignore_file
     lines = ignore.read_text(errors="replace").splitlines() if ignore.is_file() else []
     ignored = GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *lines])
     count = total = 0
@@ -164,13 +196,13 @@ def _files(folder: Path) -> Iterator[str]:
                 continue
             found = path.lstat()
             if not stat.S_ISREG(found.st_mode):
-                raise ConfigError(f"code.path: {path} is not a file; links are not followed")
+                raise ConfigError(f"{field}: {path} is not a file; links are not followed")
             count, total = count + 1, total + found.st_size
             if count > MAX_FILES:
-                raise ConfigError(f"code.path: {folder} has more than {MAX_FILES} files")
+                raise ConfigError(f"{field}: {folder} has more than {MAX_FILES} files")
             if total > MAX_UNPACKED_BYTES:
                 text = _too_large(total, MAX_UNPACKED_BYTES)
-                raise ConfigError(f"code.path: {folder}: at {path}: {text}")
+                raise ConfigError(f"{field}: {folder}: at {path}: {text}")
             yield name
 
 

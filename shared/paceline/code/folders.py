@@ -71,6 +71,14 @@ class CodeFolders:
             return CodeFolder(found.path)
         return CodeFolder(found.path, await self._packages.folder(found.wanted, owner))
 
+    async def files(self, digest: str) -> Path:
+        """The folder with the files of an archive, without packages that it may require.
+
+        Raises:
+            PacelineError: it cannot be fetched or unpacked; the next call tries again.
+        """
+        return (await self._unpacked(digest)).path
+
     async def end(self, job_id: str) -> None:
         """A job is over: packages that no other uses may be deleted."""
         self._packages.end(job_id)

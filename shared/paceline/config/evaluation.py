@@ -28,6 +28,8 @@ class EvalSpec(StrictModel):
     """Number of tasks, always the same ones."""
     options: Options = Field(default_factory=dict)
     """Merged over `tasks.options`, for instance `{split: heldout}`."""
+    source: Options = Field(default_factory=dict)
+    """Merged over the options of `tasks.source`."""
     temperature: float = Field(default=0.0, ge=0.0, le=100.0)
     """0 is greedy."""
     samples: int = Field(default=1, gt=0, le=MAX_EVAL_SAMPLES)

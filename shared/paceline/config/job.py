@@ -19,21 +19,12 @@ from paceline.config.sections.model import ModelSpec
 from paceline.config.sections.rollout import RolloutSpec, Threads
 from paceline.config.sections.samples import KeptSamplesSpec
 from paceline.config.tracking import TrackingSpec
+from paceline.config.uploads import CodeSpec, DataSpec
 from paceline.plugins import StrictModel
 
 MAX_BATCH_EPISODES = 1 << 18
 MAX_EVAL_EPISODES = 1 << 20
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class CodeSpec(StrictModel):
-    """Code that comes with the job; `module:attribute` names then mean modules in its folder."""
-
-    path: str = Field(default="", max_length=1024)
-    """A folder next to the job file, which `paceline submit`, `paceline run` and the SDK pack and
-    upload. Files that its `.gitignore` names stay out."""
-    digest: str = Field(default="", max_length=64, pattern="^([0-9a-f]{64})?$")
-    """SHA-256 of the uploaded archive; filled in by whoever uploads it."""
 
 
 class TaskSpec(StrictModel):
@@ -44,6 +35,9 @@ class TaskSpec(StrictModel):
     job's own code, `module:attribute` of an `EnvironmentPlugin`."""
     options: Options = Field(default_factory=dict)
     """Options of the environment."""
+    source: PluginSpec | None = None
+    """Tasks of another installed environment, such as `dataset`, for the world of `environment`;
+    its own tasks if null."""
     transform: PluginSpec | None = None
     """Changes the prompts that the policy is shown; those of the environment if null."""
     seed: Seed = 0
@@ -277,6 +271,7 @@ class JobSpec(StrictModel):
     """Recipes whose values hold wherever the job has none of its own; one may be its name alone."""
     model: ModelSpec
     code: CodeSpec | None = None
+    data: DataSpec | None = None
     tasks: TaskSpec
     eval: EvalSpec | None = EvalSpec()
     evals: dict[Name, EvalSpec] = Field(default_factory=dict[str, EvalSpec], max_length=16)
@@ -317,6 +312,11 @@ class JobSpec(StrictModel):
     def has_own_environment(self) -> bool:
         """Whether its tasks and their world are in the code that comes with it."""
         return self.code is not None and ":" in self.tasks.environment
+
+    @property
+    def lists_own_tasks(self) -> bool:
+        """Whether the code that comes with it lists its tasks."""
+        return self.has_own_environment and self.tasks.source is None
 
     @field_validator("recipe", mode="before")
     @classmethod
@@ -366,6 +366,14 @@ class JobSpec(StrictModel):
                 f"rollout.replicas: {replicas} is not within rollout.scaling, "
                 f"{bounds.min_replicas} to {bounds.max_replicas}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sources_of_evals_change_one(self) -> JobSpec:
+        for name, each in self.eval_sets.items():
+            if each.source and self.tasks.source is None:
+                field = f"evals.{name}.source" if name else "eval.source"
+                raise ValueError(f"{field}: changes options of tasks.source, which is missing")
         return self
 
     @model_validator(mode="after")

@@ -52,6 +52,8 @@ def _named_in(spec: JobSpec) -> Iterator[NamedPlugin]:
         purposes.append((field, {**tasks.options, **each.options}))
     for path, options in [] if spec.has_own_environment else purposes:
         yield NamedPlugin("environments", tasks.environment, "tasks.environment", path, options)
+    if tasks.source is not None:
+        yield from _sources(spec, tasks.source)
     if tasks.transform is not None:
         yield _named("transforms", "tasks.transform", tasks.transform)
     yield _named("topologies", "sampling.topology", spec.sampling.topology)
@@ -73,6 +75,16 @@ def _named_in(spec: JobSpec) -> Iterator[NamedPlugin]:
         yield _named("hooks", f"trainer.hooks.{index}", each)
     for index, each in enumerate(spec.tracking):
         yield _named("trackers", f"tracking.{index}", each)
+
+
+def _sources(spec: JobSpec, source: PluginSpec) -> Iterator[NamedPlugin]:
+    """The environment whose tasks are played in the world of another, once per purpose."""
+    purposes = [("tasks.source", source.options)]
+    for name, each in spec.eval_sets.items():
+        field = f"evals.{name}.source" if name else "eval.source"
+        purposes.append((field, {**source.options, **each.source}))
+    for path, options in purposes:
+        yield NamedPlugin("environments", source.kind, "tasks.source.kind", path, options)
 
 
 def _slots(objective: ObjectiveSpec) -> Iterator[NamedPlugin]:

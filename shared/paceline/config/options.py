@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from paceline.config.load import shown
+from paceline.data import takes_data
 from paceline.errors import InvalidError
 from paceline.plugins import EnvironmentPlugin, registry
 
@@ -105,10 +106,12 @@ def model_of(source: Any, kind: str) -> type[BaseModel]:
     positional, keywords = _GIVEN.get(kind, (0, frozenset[str]()))
     parameters = list(inspect.signature(source).parameters.values())
     hints = _hints(source)
+    data = takes_data(source) if kind == "environments" else ""
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
     fields: dict[str, Any] = {}
     for index, each in enumerate(parameters):
-        given = each.name in keywords or (each.kind is not each.KEYWORD_ONLY and index < positional)
+        given = each.name in keywords or each.name == data
+        given = given or (each.kind is not each.KEYWORD_ONLY and index < positional)
         if given or each.kind in {each.VAR_KEYWORD, each.VAR_POSITIONAL, each.POSITIONAL_ONLY}:
             continue
         default = ... if each.default is each.empty else each.default

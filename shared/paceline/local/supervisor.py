@@ -26,6 +26,7 @@ from paceline.config.service import (
     TracingSettings,
 )
 from paceline.config.tokenizers import TokenizerSettings
+from paceline.data.job_data import EVERYWHERE
 from paceline.enums import WorkerKind
 from paceline.errors import UnavailableError
 from paceline.files import lock_for_life, token_of
@@ -188,6 +189,8 @@ class Local:
         options = dict(self._options.get(kind, {}))
         if kind is WorkerKind.GATEWAY:
             options["http_port"] = self._http_port
+        if kind is WorkerKind.EXPERIENCE:  # one user owns all jobs, and may read this machine
+            options.setdefault("data_folders", [*EVERYWHERE])
         serves = kind is WorkerKind.EXPERIENCE
         return ServiceSettings(
             kind=kind,

@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.config.service import (
-    ControllerOptions,
-    EnvironmentScaling,
-    PoolOptions,
-    RewardScaling,
-    ScalingOptions,
-)
+from paceline.config.sections.scaling import EnvironmentScaling, RewardScaling, ScalingOptions
+from paceline.config.service import ControllerOptions, PoolOptions
 from paceline_controller.jobs.plan import pools_of, rollout_name
 from paceline_controller.scaling.decide import Decision, ScalingMemory, decide
 from paceline_controller.scaling.rehearsal import spec_of

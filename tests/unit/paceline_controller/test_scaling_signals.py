@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.config.service import (
-    ControllerOptions,
-    EnvironmentScaling,
-    PoolOptions,
-    ScalingOptions,
-)
+from paceline.config.sections.scaling import EnvironmentScaling, ScalingOptions
+from paceline.config.service import ControllerOptions, PoolOptions
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import UnavailableError
 from paceline.telemetry.metrics import Metrics

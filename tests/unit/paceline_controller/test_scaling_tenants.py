@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from paceline.api.tenants import Tenant
 from paceline.config.quota import Quota
-from paceline.config.service import ControllerOptions, PoolOptions, ScalingOptions
+from paceline.config.sections.scaling import ScalingOptions
+from paceline.config.service import ControllerOptions, PoolOptions
 from paceline_controller.jobs.queue import PoolClaim
 from paceline_controller.scaling.decide import Bounds, Decision, ScalingMemory, decide
 from paceline_controller.scaling.rehearsal import spec_of

@@ -225,10 +225,14 @@ def world_digest(spec: JobSpec) -> str:
     name = tasks.environment
     point = registry.installed("environments").get(name)
     release = point.dist.version if point is not None and point.dist is not None else ""
-    about = {
+    about: dict[str, object] = {
         "environment": [name, release, tasks.options, tasks.seed],
         "code": spec.code.digest if spec.code is not None else "",
         "reward": [each.model_dump(mode="json") for each in spec.reward],
         "topology": spec.sampling.topology.model_dump(mode="json"),
     }
+    if tasks.source is not None:
+        about["source"] = tasks.source.model_dump(mode="json")
+    if spec.data is not None:
+        about["data"] = spec.data.digest
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]

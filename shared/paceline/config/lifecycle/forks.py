@@ -12,7 +12,8 @@ from paceline.plugins import StrictModel
 
 # What the ledger's memory and the checkpoint depend on.
 FIXED = (
-    *("model", "code", "tasks.environment", "tasks.options", "tasks.transform"),
+    *("model", "code", "data", "tasks.environment", "tasks.options", "tasks.source"),
+    "tasks.transform",
     *("tasks.seed", "tasks.epochs", "experience.batch_groups", "experience.group_size"),
     *("experience.sampler", "experience.allocator", "experience.replay"),
     *("experience.advantage", "experience.advantage_shaping", "trainer.lora"),

@@ -132,7 +132,10 @@ def test_recipes_are_listed_and_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "text"),
     [
-        ("nonsense=1", "nonsense: unknown field; allowed here: code, eval, evals, experience"),
+        (
+            "nonsense=1",
+            "nonsense: unknown field; allowed here: code, data, eval, evals, experience",
+        ),
         ("stop.steps=many", "stop.steps: Input should be a valid integer"),
         ("model.path=nowhere", "model.path: nowhere is not a folder"),
         ("tasks.environment=chess", "tasks.environment: 'chess' is not installed"),

@@ -87,7 +87,8 @@ async def test_failed_trials_before_a_success_are_forgotten(
     ends = iter([False, False, True, False, False, True])
 
     class Trial:
-        async def check(self, spec: JobSpec) -> None:
+        async def check(self, spec: JobSpec, data: object = None) -> None:
+            del data
             if not next(ends):
                 raise UntriedError(f"{spec.name}: no process")
 

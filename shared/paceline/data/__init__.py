@@ -1,0 +1,12 @@
+"""Rows of data files as tasks: read, checked and indexed once, then looked up by their number.
+
+JSON lines, Parquet, and folders of Hugging Face `datasets` are sources of rows; `RowShape` says how
+a row becomes the payload of a task. A factory of tasks with a parameter of type `JobData` is given
+that of its job, and asks it for rows.
+"""
+
+from paceline.data.files import MissingDataError
+from paceline.data.job_data import JobData, takes_data
+from paceline.data.shape import RowError, RowShape
+
+__all__ = ["JobData", "MissingDataError", "RowError", "RowShape", "takes_data"]

@@ -1,0 +1,155 @@
+"""Reads all rows of a source once, checks them and writes where each is.
+
+An index is a folder: `meta.json`, `index` with a record of `RECORD` for each row, and `rows` if the
+rows are not in files that can be read in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from paceline.data.files import LINES, DataFile, find
+from paceline.data.readers import lines_of, opened_lines, parsed, table_rows
+from paceline.data.shape import RowError, RowShape
+from paceline.digest import digest_of, digest_of_file
+from paceline.errors import InvalidError
+
+MAX_ROWS = 50_000_000
+RECORD = struct.Struct("<IIQQQ")
+"""File, length, offset, check and split key of a row."""
+META, INDEX, ROWS = "meta.json", "index", "rows"
+
+
+def check_of(line: bytes) -> int:
+    """64 bits of a digest of a row, by which it is known when it is read again."""
+    return int.from_bytes(hashlib.blake2b(line, digest_size=8).digest(), "little")
+
+
+@dataclass(slots=True)
+class _Index:
+    """Records that are being written, into a folder that will get another name."""
+
+    folder: Path
+    shape: RowShape
+    records: BinaryIO
+    spool: BinaryIO
+    spool_bytes: int
+    num_rows: int = 0
+    spooled: int = 0
+    files: list[str] = field(default_factory=list[str])
+
+    def add(self, file: int, offset: int, line: bytes) -> None:
+        """Check a row and write its record."""
+        row = parsed(line)
+        key = self.shape.checked(row)
+        self.records.write(RECORD.pack(file, len(line), offset, check_of(line), key))
+        self.num_rows += 1
+        if self.num_rows > MAX_ROWS:
+            raise InvalidError(f"more than {MAX_ROWS} rows")
+
+    def spool_row(self, line: bytes) -> int:
+        """Write a row that cannot be read in place; returns its offset."""
+        start = self.spooled
+        self.spooled += len(line)
+        if self.spooled > self.spool_bytes:
+            raise InvalidError(
+                f"has more than {self.spool_bytes} bytes of rows, which is the most for files that "
+                "are compressed, in columns or elsewhere (`data_bytes` of experience)"
+            )
+        self.spool.write(line)
+        return start
+
+
+def build(path: Path, name: str, shape: RowShape, into: Path, *, spool_bytes: int) -> None:
+    """Write the index of a source into a folder.
+
+    `spool_bytes`: of rows that cannot be read in place.
+
+    Raises:
+        InvalidError: names the file, the row or line, and what is wrong with it.
+    """
+    began = time.monotonic()
+    found = find(path, name)
+    digests = list[str]()
+    with (into / INDEX).open("wb") as records, (into / ROWS).open("wb") as spool:
+        index = _Index(into.resolve(), shape, records, spool, spool_bytes)
+        for file in found:
+            digests.append(_add_file(index, file))
+    if not index.num_rows:
+        raise InvalidError(f"{name}: has no rows")
+    named = [[file.name, digest] for file, digest in zip(found, digests, strict=True)]
+    meta = {
+        "num_rows": index.num_rows,
+        "digest": digests[0] if len(found) == 1 else digest_of(json.dumps(named).encode()),
+        "files": index.files,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    (into / META).write_text(json.dumps(meta))
+
+
+def _add_file(index: _Index, file: DataFile) -> str:
+    """Add the rows of a file; returns its digest."""
+    try:
+        if file.format == LINES and not file.compressed:
+            return _add_in_place(index, file)
+        with file.path.open("rb") as opened:
+            digest = digest_of_file(opened)
+        number = _place_of_spool(index)
+        for where, line in _spooled_rows(file, index.shape):
+            _added(index, file, where, number, index.spool_row(line), line)
+        return digest
+    except OSError as error:
+        raise InvalidError(f"{file.name}: cannot be read: {error.strerror or error}") from None
+
+
+def _add_in_place(index: _Index, file: DataFile) -> str:
+    number = len(index.files)
+    path = file.path.resolve()
+    is_copy = path.is_relative_to(index.folder)
+    index.files.append(str(path.relative_to(index.folder) if is_copy else path))
+    with file.path.open("rb") as opened:
+        for line, offset, data in lines_of(opened, file.name):
+            _added(index, file, f"line {line}", number, offset, data)
+        return digest_of_file(opened)
+
+
+def _place_of_spool(index: _Index) -> int:
+    if ROWS not in index.files:
+        index.files.append(ROWS)
+    return index.files.index(ROWS)
+
+
+def _spooled_rows(file: DataFile, shape: RowShape) -> Iterator[tuple[str, bytes]]:
+    """Rows of a file that cannot be read in place, and where they are in it."""
+    if file.format == LINES:
+        with opened_lines(file) as opened:
+            for line, _, data in lines_of(opened, file.name):
+                yield f"line {line}", data
+        return
+    for row, data in table_rows(file, shape.top_columns()):
+        yield f"row {row}", data
+
+
+def _added(
+    index: _Index, file: DataFile, where: str, number: int, offset: int, line: bytes
+) -> None:
+    try:
+        index.add(number, offset, line)
+    except RowError as error:
+        raise InvalidError(f"{file.name}: {where}: {error.message}") from None
+    except (ValueError, RecursionError) as error:  # integers of thousands of digits, for one
+        if isinstance(error, InvalidError):
+            raise InvalidError(f"{file.name}: {error.message}") from None
+        raise InvalidError(f"{file.name}: {where}: {error}") from None
+
+
+def meta_of(folder: Path) -> dict[str, Any]:
+    """What is known of an index."""
+    return json.loads((folder / META).read_text())

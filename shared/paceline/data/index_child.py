@@ -1,0 +1,58 @@
+"""Builds an index in a process of its own: `python -m paceline.data.index_child`.
+
+Files of users are read here and not in a service: a file that takes all memory or breaks the reader
+of its format ends this process alone, and reading a million rows holds up nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+from paceline.data.build import build
+from paceline.data.remote import fetched
+from paceline.data.shape import RowShape
+from paceline.errors import InvalidError
+
+MAX_ERROR_CHARS = 2000
+
+
+def main() -> None:
+    """Read a request from stdin; answer with a line: the problem, or nothing."""
+    request: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    _limit(int(request["memory_bytes"]), int(request["spool_bytes"]))
+    print(json.dumps(attempt(request)), flush=True)
+
+
+def attempt(request: dict[str, Any]) -> str:
+    """The problem with a source; empty: its index is written."""
+    into, spool_bytes = Path(request["into"]), int(request["spool_bytes"])
+    try:
+        path = request["path"]
+        if "://" in path:
+            path = fetched(path, into, most_bytes=spool_bytes)
+        shape = RowShape.model_validate(request["shape"])
+        build(Path(path), request["name"], shape, into, spool_bytes=spool_bytes)
+    except InvalidError as error:
+        return error.message[:MAX_ERROR_CHARS] or "cannot be read"
+    except MemoryError:
+        return f"{request['name']}: needs more than {request['memory_bytes']} bytes to be read"
+    return ""
+
+
+def _limit(memory_bytes: int, spool_bytes: int) -> None:
+    """Limit address space and the size of files."""
+    for kind, wanted in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_FSIZE, 2 * spool_bytes + (1 << 30)),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (most, hard))
+
+
+if __name__ == "__main__":
+    main()

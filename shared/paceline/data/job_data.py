@@ -1,0 +1,209 @@
+"""Where the data of a job are, and which others it may read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from paceline.data.build import META
+from paceline.data.files import find
+from paceline.data.remote import identity
+from paceline.data.shape import RowShape
+from paceline.digest import digest_of
+from paceline.errors import InvalidError, UnavailableError
+
+if TYPE_CHECKING:
+    from paceline.data.rows import IndexedRows
+
+EVERYWHERE = ("/", "s3://", "gs://", "gcs://", "abfs://", "az://", "hf://")
+"""For a machine of one's own: its user may read what the services may."""
+_URL = "://"
+_MIB, _GIB = 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class JobData:
+    """The data of a job, for the tasks of environments that read some.
+
+    Indexes are kept in `cache`: whoever asks for the same rows finds them.
+    """
+
+    uploaded: str = ""
+    """Folder or file that came with the job; empty: none."""
+    allowed: Sequence[str] = ()
+    """Folders and prefixes of URLs below which else it may read."""
+    cache: str = field(default_factory=lambda: _default_cache())
+    cache_bytes: int = 8 * _GIB
+    """Of all indexes; at most half of it for one."""
+    timeout_s: float = 600.0
+    memory_bytes: int = 2 * _GIB
+    """Address space of the process that reads a source."""
+
+    def rows(self, path: str, shape: RowShape, *, field: str = "path") -> IndexedRows:
+        """The rows of a source; blocks until all have been read and checked once.
+
+        `path`: a file, folder or pattern of the uploaded data if it is relative, else of this
+        machine, or a URL; empty: all of the uploaded data. `field`: who names it, for messages.
+
+        Raises:
+            InvalidError: it is not allowed, or not there, or a row is wrong, or it takes too long.
+            UnavailableError: an object store does not answer.
+        """
+        from paceline.data.rows import IndexedRows  # numpy: only where rows are read
+
+        name = path or "data"
+        try:
+            where = self._where(path)
+            made_from = [where, _identity(where, name), shape.model_dump(mode="json")]
+            folder = Path(self.cache) / digest_of(json.dumps(made_from, sort_keys=True).encode())
+            if not (folder / META).is_file():
+                self._make(where, name, shape, folder)
+            os.utime(folder)
+            return IndexedRows(folder, shape, name=name)
+        except InvalidError as error:
+            raise type(error)(f"{field}: {error.message}") from None
+        except OSError as error:
+            raise UnavailableError(f"{field}: {name}: {error}") from None
+
+    def as_json(self) -> dict[str, Any]:
+        """For `from_json` in another process."""
+        return {
+            "uploaded": self.uploaded,
+            "allowed": [*self.allowed],
+            "cache": self.cache,
+            "cache_bytes": self.cache_bytes,
+            "timeout_s": self.timeout_s,
+            "memory_bytes": self.memory_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> JobData:
+        """As `as_json` has made it."""
+        return cls(**raw)
+
+    def _where(self, path: str) -> str:
+        """The path or URL that may be read."""
+        if _URL in path:
+            self._check_allowed(path, path)
+            return path
+        if path.startswith("/"):
+            found = Path(path).resolve()
+            self._check_allowed(str(found), path)
+            return str(found)
+        return str(self._in_upload(path))
+
+    def _check_allowed(self, found: str, path: str) -> None:
+        if any(_is_below(found, each) for each in self.allowed):
+            return
+        listed = ", ".join(self.allowed) or "none"
+        raise InvalidError(
+            f"{path}: jobs of this installation may not read it; allowed are files that come with "
+            f"the job (`paceline submit --data`), and these folders and prefixes: {listed}"
+        )
+
+    def _in_upload(self, path: str) -> Path:
+        if not self.uploaded:
+            raise InvalidError(
+                f"{path or 'no path'}: means data that come with the job, and none do; name them "
+                "in `data.path`, submit with --data, or write a whole path or URL"
+            )
+        root = Path(self.uploaded).resolve()
+        if root.is_file():
+            if path not in ("", ".", root.name):
+                raise InvalidError(f"{path}: the data of the job are the file {root.name}")
+            return root
+        found = (root / path).resolve()
+        if not found.is_relative_to(root):
+            raise InvalidError(f"{path}: is outside of the data of the job")
+        return found
+
+    def _make(self, where: str, name: str, shape: RowShape, folder: Path) -> None:
+        """Write an index, in a process of its own, or find that somebody else has."""
+        Path(self.cache).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._make_room()
+        with tempfile.TemporaryDirectory(dir=self.cache, prefix="new-") as made:
+            into = Path(made) / "index"
+            into.mkdir()
+            request = {
+                "path": where,
+                "name": name,
+                "shape": shape.model_dump(mode="json"),
+                "into": str(into),
+                "spool_bytes": self.cache_bytes // 2,
+                "memory_bytes": self.memory_bytes,
+            }
+            if problem := self._ask(request, name):
+                raise InvalidError(problem)
+            with suppress(OSError):  # somebody else was faster
+                into.rename(folder)
+
+    def _ask(self, request: Mapping[str, Any], name: str) -> str:
+        command = [sys.executable, "-P", "-m", "paceline.data.index_child"]
+        try:
+            done = subprocess.run(
+                command,
+                input=json.dumps(request).encode(),
+                stdout=subprocess.PIPE,
+                timeout=self.timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"{name}: could not be read within {self.timeout_s:g} s"
+        try:
+            return str(json.loads(done.stdout))
+        except ValueError:
+            return f"{name}: the process that read it has ended with {done.returncode}"
+
+    def _make_room(self) -> None:
+        """Delete the indexes that nobody has asked for for longest; open ones stay readable."""
+        found = [each for each in Path(self.cache).iterdir() if each.is_dir()]
+        sizes = {each: _bytes_in(each) for each in found}
+        total = sum(sizes.values())
+        for each in sorted(found, key=lambda folder: folder.stat().st_mtime):
+            if total <= self.cache_bytes // 2:
+                return
+            if not each.name.startswith("new-"):
+                shutil.rmtree(each, ignore_errors=True)
+                total -= sizes[each]
+
+
+def takes_data(make: Callable[..., Any]) -> str:
+    """The parameter of a factory that is annotated as `JobData`; empty: it has none."""
+    try:
+        hints = get_type_hints(make.__init__ if isinstance(make, type) else make)
+    except Exception:  # annotations can be anything
+        return ""
+    return next((name for name, hint in hints.items() if hint is JobData), "")
+
+
+def _default_cache() -> str:
+    return str(Path(tempfile.gettempdir()) / f"paceline-{os.getuid()}-data")
+
+
+def _is_below(found: str, allowed: str) -> bool:
+    """Whether a path, or a URL without `..`, is below a folder or a prefix."""
+    path = PurePosixPath(found)
+    if _URL in found:
+        return _URL in allowed and found.startswith(allowed) and ".." not in path.parts
+    return _URL not in allowed and path.is_relative_to(allowed)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+
+
+def _identity(where: str, name: str) -> object:
+    """What changes when the content of a source does."""
+    if _URL in where:
+        return identity(where)
+    found = [(each, each.path.stat()) for each in find(Path(where), name)]
+    return [[str(each.path), at.st_size, at.st_mtime_ns, at.st_ino] for each, at in found]

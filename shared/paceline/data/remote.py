@@ -1,0 +1,98 @@
+"""Data in object stores, by fsspec: `s3://bucket/rows.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from paceline.data.files import format_of
+from paceline.errors import InvalidError, UnavailableError
+
+_PIECE_BYTES = 1 << 20
+MAX_FILES = 1000
+
+
+def identity(url: str) -> str:
+    """What changes when an object does, according to its store.
+
+    Raises:
+        InvalidError: there is no such object, or its store needs a package that is not installed.
+        UnavailableError: the store does not answer.
+    """
+    return json.dumps([_identity(url, each) for each in _objects(url)], sort_keys=True)
+
+
+def fetched(url: str, into: Path, *, most_bytes: int) -> str:
+    """Copy an object, or those of a folder or pattern, below `into`; returns the local path.
+
+    Raises:
+        InvalidError: there is none, or more than `most_bytes`.
+    """
+    objects = _objects(url)
+    folder = into / "fetched"
+    folder.mkdir()
+    left = most_bytes
+    names = [Path(each["name"]).name for each in objects]
+    if len(set(names)) < len(names):
+        raise InvalidError(f"{url}: two files have the same name; give a pattern for one folder")
+    for name, each in zip(names, objects, strict=True):
+        left -= _copy(url, each, folder / name, left)
+    return str(folder / names[0]) if len(names) == 1 else str(folder)
+
+
+def _copy(url: str, found: dict[str, Any], into: Path, most_bytes: int) -> int:
+    filesystem = _filesystem(url)[0]
+    size = 0
+    with filesystem.open(found["name"], "rb") as source, into.open("wb") as target:
+        while data := source.read(_PIECE_BYTES):
+            size += len(data)
+            if size > most_bytes:
+                raise InvalidError(
+                    f"{url}: has more than the {most_bytes} bytes that are left for data of object "
+                    "stores (`data_bytes` of experience)"
+                )
+            target.write(data)
+    return size
+
+
+def _objects(url: str) -> list[dict[str, Any]]:
+    """The files that a URL means, sorted by name."""
+    filesystem, path = _filesystem(url)
+    try:
+        if any(sign in path for sign in "*?["):
+            found = [dict(each) for each in filesystem.glob(path, detail=True).values()]
+        else:
+            about = dict(filesystem.info(path))
+            is_folder = about.get("type") == "directory"
+            found = [*map(dict, filesystem.ls(path, detail=True))] if is_folder else [about]
+    except FileNotFoundError:
+        raise InvalidError(f"{url}: no such object or folder") from None
+    except PermissionError as error:
+        raise InvalidError(f"{url}: the service may not read it: {error}") from None
+    except (OSError, TimeoutError) as error:
+        raise UnavailableError(f"{url}: cannot be reached: {error}") from None
+    files = [each for each in found if each.get("type") != "directory"]
+    files = [each for each in files if format_of(str(each["name"]))[0]]
+    if not 0 < len(files) <= MAX_FILES:
+        raise InvalidError(f"{url}: {len(files)} files of rows; allowed: 1 to {MAX_FILES}")
+    return sorted(files, key=lambda each: str(each["name"]))
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    scheme = url.partition("://")[0]
+    try:
+        import fsspec
+
+        return fsspec.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        needed = "s3fs" if scheme == "s3" else f"the package of {scheme}:// for fsspec"
+        raise InvalidError(
+            f"{url}: {error}; install {needed} beside experience (pip install 'paceline[data]' "
+            f"{'s3fs' if scheme == 's3' else ''})".replace(" )", ")")
+        ) from None
+
+
+def _identity(url: str, about: dict[str, Any]) -> list[str]:
+    keys = ("name", "size", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime")
+    return [url, *(f"{key}={about[key]}" for key in keys if key in about)]

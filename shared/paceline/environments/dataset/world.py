@@ -1,0 +1,77 @@
+"""The world of rows: one prompt, one reply, compared with the answer as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.environments.dataset.options import DatasetOptions
+from paceline.environments.texts import said
+from paceline.errors import InvalidError
+from paceline.plugins import Environment, Message, Observation, StepResult, registry
+from paceline.types import Task
+
+_NOTHING = Observation()
+
+
+class Dataset:
+    """Single turn: reward 1 if the reply without surrounding white space is the answer.
+
+    Rewards see the whole row as the payload of the task. Tasks of other environments are played in
+    their own worlds.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        wanted = DatasetOptions.model_validate(options)
+        self._system_prompt = wanted.system_prompt
+        self._worlds = {e.environment: e.options for e in wanted.sources if e.environment}
+        self._other: Environment | None = None
+        self._answer: str | None = None
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the same actions rebuild the same state, whatever the task is from."""
+        made = (registry.environment(name).load_world() for name in self._worlds)
+        return all(bool(getattr(each, "replayable", False)) for each in made)
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Show the prompt."""
+        if task.environment in self._worlds:
+            self._other = _world_of(task.environment, self._worlds[task.environment])
+            return await self._other.reset(task, seed)
+        payload: Mapping[str, Any] = json.loads(task.payload)
+        self._answer = None if payload.get("answer") is None else str(payload["answer"]).strip()
+        return observation_of(payload, system_prompt=self._system_prompt)
+
+    async def step(self, action: str) -> StepResult:
+        """Compare the reply."""
+        if self._other is not None:
+            return await self._other.step(action)
+        return StepResult(_NOTHING, reward=float(action.strip() == self._answer), done=True)
+
+    async def close(self) -> None:
+        """Release what the world of another environment holds."""
+        if self._other is not None:
+            await self._other.close()
+
+
+def observation_of(payload: Mapping[str, Any], *, system_prompt: str = "") -> Observation:
+    """The prompt of a row: its messages, or its question as one of the user."""
+    if "messages" not in payload:
+        return said(str(payload["question"]), system_prompt=system_prompt)
+    messages = [Message(each["role"], each["content"]) for each in payload["messages"]]
+    if system_prompt and messages[0].role != "system":
+        messages.insert(0, Message("system", system_prompt))
+    text = "\n\n".join(each.content for each in messages)
+    return Observation(messages=tuple(messages), text=text)
+
+
+def _world_of(name: str, options: Mapping[str, Any]) -> Environment:
+    plugin = registry.environment(name)
+    if plugin.worlds_in != "worker" or plugin.settings:
+        raise InvalidError(
+            f"sources: {name!r}: its worlds live in processes of their own; only environments of "
+            "the worker itself can be mixed with rows"
+        )
+    return plugin.load_world()(**options)

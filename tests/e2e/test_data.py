@@ -1,0 +1,112 @@
+"""Rows of users through all services: sent along, on a volume, in worlds of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.enums import JobState
+from paceline.errors import InvalidError
+from paceline.sandbox import landlock
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+WORLD = """
+import json
+from paceline.plugins import EnvironmentPlugin
+
+
+class World:
+    replayable = True
+
+    def reset(self, task, seed):
+        self.row = json.loads(task.payload)
+        return self.row["question"]
+
+    def step(self, action):
+        return "", 1.0 if self.row["id"].startswith("row-") else 0.0, True
+
+
+ENVIRONMENT = EnvironmentPlugin(tasks="own_rows:never_called", world="own_rows:World")
+"""
+
+
+def write(path: Path, count: int) -> Path:
+    rows = (
+        {"problem": {"a": n % 10, "b": n // 10}, "final": str(n % 10 + n // 10), "id": f"row-{n}"}
+        for n in range(count)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def options(path: str, *others: dict[str, Any], **more: Any) -> dict[str, Any]:
+    columns = {"a": "problem.a", "b": "problem.b", "answer": "final", "id": "id"}
+    rows = {"path": path, "columns": columns, "template": "{a}+{b}="}
+    return {"sources": [rows | more, *others], "heldout_share": 0.3}
+
+
+def test_rows_that_come_with_a_job_are_trained_though_experience_dies(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    write(tmp_path / "rows.jsonl", 100)
+    other = {"environment": "arithmetic", "options": {"digits": 1}, "weight": 1}
+    tasks = {"environment": "dataset", "options": options("", other, weight=3)}
+    job = tiny_job(name="rows", tasks=tasks, stop={"steps": 6})
+    with platform.client() as client:
+        with pytest.raises(InvalidError, match=r"data of the job|come with the job"):
+            client.submit(job)
+        wrong = tiny_job(name="rows", tasks={"environment": "dataset"}, eval=None)
+        with pytest.raises(InvalidError, match=r"rows.jsonl: line 1: has none of the columns"):
+            client.submit(wrong, data=tmp_path / "rows.jsonl")
+        job_id = client.submit(job, data=tmp_path / "rows.jsonl").status.job_id
+        psutil.Process(platform.pid_of("experience")).send_signal(signal.SIGKILL)
+        ended = client.wait(job_id, timeout_s=400.0)
+        assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
+        report = client.verify(job_id)
+        rows = client.list_trajectories(job_id).trajectories
+    assert report.ok, report.problems
+    assert rows
+
+
+@pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
+def test_rows_of_a_volume_in_a_world_of_the_job(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "rows.jsonl", 60)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "own_rows.py").write_text(WORLD)
+    source = {"kind": "dataset", **options(str(path))}
+    tasks = {"environment": "own_rows:ENVIRONMENT", "source": source}
+    job = tiny_job(name="volume", tasks=tasks, stop={"steps": 3}, eval=None)
+    job |= {"code": {"path": str(tmp_path / "own")}, "reward": [{"kind": "environment"}]}
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+        ended = client.wait(job_id, timeout_s=300.0)
+        assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
+        rows = client.list_trajectories(job_id).trajectories
+    assert rows
+    assert all(row.score.reward == 1.0 for row in rows)
+
+
+def test_a_job_whose_file_has_changed_fails_and_no_other(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]], tmp_path: Path, until: Any
+) -> None:
+    path = write(tmp_path / "changing.jsonl", 80)
+    tasks = {"environment": "dataset", "options": options(str(path))}
+    job = tiny_job(name="changing", tasks=tasks, stop={"steps": 10_000}, eval=None)
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+        kept = client.submit(tiny_job(name="kept", stop={"steps": 10_000}, eval=None))
+        write(tmp_path / "new", 81).rename(path)
+        psutil.Process(platform.pid_of("experience")).send_signal(signal.SIGKILL)
+        ended = client.wait(job_id, timeout_s=120.0)
+        assert ended.status.state is JobState.FAILED
+        assert "changing.jsonl has changed since the job was submitted" in ended.status.reason
+        assert not client.get(kept.status.job_id).status.state.terminal
+        client.cancel(kept.status.job_id)

@@ -1,0 +1,238 @@
+"""Rows of every format become the same tasks; what is wrong with a file is said where it is."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.data import JobData, MissingDataError, RowError, RowShape
+from paceline.data.readers import MAX_ROW_BYTES
+from paceline.errors import InvalidError
+from paceline_harness.data import InProcess
+
+ROWS: list[dict[str, Any]] = [
+    {"q": f"What is {n} + 1?", "a": [str(n + 1)], "meta": {"level": n % 3, "more": [n, n + 0.5]}}
+    for n in range(700)
+]
+SHAPE = RowShape(columns={"question": "q", "answer": "a.0", "level": "meta.level"})
+WITHOUT_LEVEL = RowShape(columns={"question": "q", "answer": "a.0"})
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+def data_of(folder: Path, *, make: type[JobData] = InProcess, **options: Any) -> JobData:
+    return make(uploaded=str(folder / "data"), cache=str(folder / "cache"), **options)
+
+
+def rows_of(data: JobData, path: str = "", shape: RowShape = SHAPE) -> list[dict[str, Any]]:
+    found = data.rows(path, shape)
+    return [found[at] for at in range(len(found))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / ".cache"  # as that of huggingface_hub is
+    (found / "data").mkdir(parents=True)
+    (found / "data" / ".hidden").mkdir()
+    (found / "data" / ".hidden" / "train.jsonl").write_text("no rows")
+    return found
+
+
+def jsonl(folder: Path) -> None:
+    # A mark of the encoding, blank lines and other line ends are no rows.
+    text = LINES.replace("\n", "\r\n\n", 5)
+    (folder / "rows.jsonl").write_bytes(codecs.BOM_UTF8 + text.encode())
+
+
+def gz(folder: Path) -> None:
+    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
+
+
+def zst(folder: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    (folder / "rows.jsonl.zst").write_bytes(zstandard.compress(LINES.encode()))
+
+
+def parquet(folder: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    write = pytest.importorskip("pyarrow.parquet").write_table
+    (folder / "data").mkdir()
+    (folder / "README.md").write_text("as a folder of the Hub")
+    for at in range(2):
+        part = pyarrow.Table.from_pylist(ROWS[at * 350 : (at + 1) * 350])
+        write(part, folder / "data" / f"train-0000{at}-of-00002.parquet", row_group_size=100)
+
+
+def saved_to_disk(folder: Path) -> None:
+    """As `Dataset.save_to_disk` of `datasets` writes it; the order is that of state.json."""
+    pyarrow = pytest.importorskip("pyarrow")
+    names = ["data-b.arrow", "data-a.arrow"]
+    for at, name in enumerate(names):
+        part = pyarrow.Table.from_pylist(ROWS[at * 350 : (at + 1) * 350])
+        with pyarrow.ipc.new_stream(folder / name, part.schema) as stream:
+            stream.write_table(part, max_chunksize=100)
+    state = {"_data_files": [{"filename": name} for name in names], "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text("{}")
+
+
+FORMATS = (jsonl, gz, zst, parquet, saved_to_disk)
+
+
+@pytest.mark.parametrize("write", FORMATS)
+def test_every_format_makes_the_same_tasks_and_splits(
+    folder: Path, write: Callable[[Path], None]
+) -> None:
+    write(folder / "data")
+    (folder / "plain.jsonl").write_text(LINES)
+    plain = InProcess(uploaded=str(folder / "plain.jsonl"), cache=str(folder / "cache"))
+    wanted = [
+        {"question": row["q"], "answer": row["a"][0], "level": row["meta"]["level"]} for row in ROWS
+    ]
+    data = data_of(folder)
+    assert rows_of(data) == rows_of(plain) == wanted
+    same = data.rows("", SHAPE).heldout(0.3) == plain.rows("", SHAPE).heldout(0.3)
+    assert same.all()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"q": "one", "a": ["1"]}\n{"q": "tw', "rows.jsonl: line 2: is not JSON"),
+        (b'{"q": "one"}\n', "rows.jsonl: line 1: has no column 'a.0'; it has 'q'"),
+        (b'{"q": "", "a": ["1"]}\n', "line 1: 'question' is ''; a text or a list of messages"),
+        (b'["one"]\n', "line 1: is not an object of columns but list"),
+        (b'[{"q": 1},\n', "line 1: is a list; one object a line is needed"),
+        ('{"q": "é", "a": ["1"]}'.encode("latin-1"), "line 1: is not UTF-8 at byte 7"),
+        ('{"q": "é"}'.encode("utf-16"), "line 1: is UTF-16; UTF-8 is needed"),
+        (b'{"q": "\\ud800", "a": ["1"]}', "line 1: is not JSON"),
+        (b'{"q": NaN}', "line 1: is not JSON"),
+        (b'{"q": "a", "a": [' + b"9" * 5000 + b"]}", "line 1: is not JSON"),
+        (b'{"q": ' + b"[" * 100_000, "line 1: is not JSON"),
+        (b"\n\n", "has no rows"),
+    ],
+)
+def test_a_wrong_row_is_refused_with_its_line(folder: Path, content: bytes, says: str) -> None:
+    (folder / "data" / "rows.jsonl").write_bytes(content)
+    with pytest.raises(InvalidError) as refused:
+        data_of(folder).rows("rows.jsonl", WITHOUT_LEVEL, field="tasks.options.sources.0")
+    assert refused.value.message.startswith("tasks.options.sources.0: ")
+    assert says in refused.value.message
+
+
+def test_a_line_of_gigabytes_is_refused_after_its_first_megabyte(folder: Path) -> None:
+    path = folder / "data" / "rows.jsonl"
+    with path.open("wb") as file:
+        file.write(LINES.encode())
+        file.write(b'{"q": "')
+        file.truncate(5 << 30)  # a sparse file: a line of 5 GB
+    with pytest.raises(InvalidError, match=f"line 701: has more than {MAX_ROW_BYTES} bytes"):
+        data_of(folder, make=JobData, memory_bytes=1 << 29).rows("", SHAPE)
+
+
+def test_a_bomb_is_refused_when_its_rows_exceed_the_room_for_them(folder: Path) -> None:
+    bomb = gzip.compress(LINES.encode() * 20)
+    (folder / "data" / "rows.jsonl.gz").write_bytes(bomb)
+    with pytest.raises(InvalidError, match="more than 500000 bytes of rows"):
+        data_of(folder, cache_bytes=1_000_000).rows("", SHAPE)
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.jsonl.gz"])
+def test_a_damaged_file_is_named(folder: Path, name: str) -> None:
+    if not name.endswith("gz"):
+        pytest.importorskip("pyarrow")
+    (folder / "data" / name).write_bytes(b"PAR1" + bytes(1000))
+    with pytest.raises(InvalidError, match=f"{name}.*(cannot be|no rows)"):
+        data_of(folder).rows(name, SHAPE)
+
+
+def test_a_process_that_ends_is_the_fault_of_the_file(folder: Path) -> None:
+    (folder / "data" / "rows.jsonl").write_text(LINES * 100)
+    slow = data_of(folder, make=JobData, timeout_s=0.01)
+    with pytest.raises(InvalidError, match="could not be read within"):
+        slow.rows("", SHAPE)
+
+
+def test_paths_say_what_else_there_is(folder: Path) -> None:
+    for name in ("train.jsonl", "test.jsonl"):
+        (folder / "data" / name).write_text(LINES)
+    data = data_of(folder)
+    assert len(data.rows("tr*.jsonl", SHAPE)) == len(ROWS)
+    with pytest.raises(InvalidError, match=r"splits test, train; name those of one with a pattern"):
+        data.rows("", SHAPE)
+    with pytest.raises(MissingDataError, match=r"no such file or folder; there are test\.jsonl"):
+        data.rows("trian.jsonl", SHAPE)
+    (folder / "data" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(InvalidError, match=r"has the splits train, test; name the folder of one"):
+        data.rows("", SHAPE)
+
+
+def test_only_what_comes_with_a_job_and_what_is_allowed_is_read(folder: Path) -> None:
+    outside, shared = folder / "secret.jsonl", folder / "shared"
+    outside.write_text(LINES)
+    shared.mkdir()
+    (shared / "rows.jsonl").write_text(LINES)
+    os.symlink(outside, shared / "link.jsonl")
+    data = data_of(folder, allowed=(str(shared), "s3://team/rows/"))
+    assert len(data.rows(str(shared / "rows.jsonl"), SHAPE)) == len(ROWS)
+    refused = (str(outside), f"{shared}/../secret.jsonl", str(shared / "link.jsonl"))
+    for path in (*refused, "s3://other/rows.jsonl", "s3://team/rows/../../other", "file:///etc"):
+        with pytest.raises(InvalidError, match="jobs of this installation may not read it"):
+            data.rows(path, SHAPE)
+    with pytest.raises(InvalidError, match="outside of the data of the job"):
+        data.rows("../secret.jsonl", SHAPE)
+    with pytest.raises(InvalidError, match="submit with --data"):
+        InProcess(cache=str(folder / "cache")).rows("rows.jsonl", SHAPE)
+
+
+def test_an_object_store_is_read_by_fsspec(folder: Path) -> None:
+    pytest.importorskip("fsspec")
+    (folder / "rows.jsonl").write_text(LINES)
+    url = f"file://{folder}/rows.jsonl"
+    data = data_of(folder, allowed=("file://", "s3://"))
+    assert len(data.rows(url, SHAPE)) == len(ROWS)
+    (folder / "rows.jsonl").write_text(LINES * 2)  # another object: read again
+    assert len(data.rows(url, SHAPE)) == 2 * len(ROWS)
+    with pytest.raises(InvalidError, match=r"file://.*no such object"):
+        data.rows(f"file://{folder}/none.jsonl", SHAPE)
+
+
+def test_a_row_that_changes_under_a_running_job_is_refused(folder: Path) -> None:
+    path = folder / "data" / "rows.jsonl"
+    path.write_text(LINES)
+    data = data_of(folder)
+    rows = data.rows("", SHAPE)
+    path.with_name("new").write_text(LINES.replace("What", "WHAT"))
+    os.replace(path.with_name("new"), path)
+    assert rows[3]["question"] == "What is 3 + 1?"  # the file that is open is the one before
+    again = data.rows("", SHAPE)
+    assert again.digest != rows.digest
+    with path.open("r+b") as file:  # in place
+        file.seek(LINES.index("\n") + 10)
+        file.write(b"x")
+    assert again[0]["question"] == "WHAT is 0 + 1?"
+    with pytest.raises(InvalidError, match="row 1 has changed since it was read at submit"):
+        again[1]
+
+
+def test_prompts_are_templates_texts_or_messages() -> None:
+    user = {"role": "user", "content": "2+2?"}
+    row = {"prompt": [user, {"role": "assistant", "content": "4"}], "extra": {"x": 1}}
+    assert RowShape().payload(row) == {"messages": [user], "answer": "4", "extra": {"x": 1}}
+    parts = {"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+2?"}]}]}
+    assert RowShape().payload(parts)["messages"] == [user]
+    shape = RowShape(template="{{x}} \\frac{1}{2} {a.b}: {list} {q}", columns={})
+    filled = shape.payload({"a": {"b": "{q}"}, "list": [1, "é"], "q": "?"})
+    assert filled["question"] == '{x} \\frac{1}{2} {q}: [1, "é"] ?'
+    for wrong in ({"prompt": [{"role": "robot", "content": ""}]}, {"prompt": 7}, {"text": "a"}):
+        with pytest.raises(RowError):
+            RowShape().payload(wrong)
+    long = RowShape(template="{q}" * 10_000)
+    with pytest.raises(RowError, match="makes a prompt of"):
+        long.payload({"q": "x" * 1000})
