@@ -55,6 +55,7 @@ class ControllerService(Service):
             weights_mbit_per_s=options.weights_mbit_per_s,
             pools=options.pools,
             worlds=options.worlds,
+            endpoints=options.endpoints,
         )
         self._reconciler = Reconciler(
             ledger=ledger,

@@ -326,7 +326,9 @@ def build_context(
 def _part_s(part: RewardSpec) -> float:
     """Seconds that a reward part may take for a call.
 
-    Children report each score in time, or are replaced; programs may all run as long as they may.
+    Children report each score in time, or are replaced; programs and endpoints may all
+    take as long as they may.
     """
-    runs_programs = declared(registry.options_of("rewards", part.kind)).programs
-    return part.timeout_s * (MAX_ITEMS if runs_programs else 1)
+    told = declared(registry.options_of("rewards", part.kind))
+    takes_turns = told.programs or told.endpoints
+    return part.timeout_s * (MAX_ITEMS if takes_turns else 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -29,7 +29,8 @@ class RewardPart:
     target: str  # module:attribute
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     inline: Callable[..., Any] | None = None
-    judge: Callable[..., Any] | None = None  # runs programs in the sandbox
+    judge: Callable[..., Any] | None = None  # a coroutine function
+    given: Literal["programs", "endpoints"] = "programs"  # keyword of `judge`, what it works with
     after: tuple[str, ...] = ()  # parts before it whose rewards it is given
     is_own: bool = False  # the job names the function by its module
 
@@ -78,5 +79,6 @@ def _part(spec: RewardSpec, field: str) -> RewardPart:
         after=spec.after,
         inline=registry.find("rewards", spec.kind) if told.inline else None,
         is_own=own_function(spec) is not None,
-        judge=registry.find("rewards", spec.kind) if told.programs else None,
+        judge=registry.find("rewards", spec.kind) if told.programs or told.endpoints else None,
+        given="endpoints" if told.endpoints else "programs",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -17,15 +18,20 @@ from paceline.server.process_group import KILL_TIMEOUT_S, ProcessGroup, start_pr
 from paceline.telemetry.logs import Log
 from paceline.types import Score
 from paceline_reward.parts import RewardPart
-from paceline_reward.scores import infra_error, item_to_json, score_from_json
+from paceline_reward.scores import infra_error, item_to_json, score_from_json, timed_out
 
 log = Log("pool")
 MAX_CHUNK = 16
 MAX_FRAME_BYTES = 4 << 20
+_EXHAUSTED = f"exit code {-signal.SIGPROF}"
 
 
 class BrokenChildError(PacelineError):
     """A child hung, died or sent an invalid answer; it has to be replaced."""
+
+
+class ExhaustedChildError(BrokenChildError):
+    """A child was ended by its own bound of CPU time (`paceline.rewards.bounded`)."""
 
 
 class ChildProcess(Protocol):
@@ -146,7 +152,9 @@ class ChildPool:
             log.warning("scorer process replaced", part=part.name, target=part.target, error=error)
             # A child that broke during the import fails all items alike.
             count = 1 if child.loaded else len(items)
-            return scores + [infra_error(error.message)] * count
+            is_answers_fault = child.loaded and isinstance(error, ExhaustedChildError)
+            failed = timed_out if is_answers_fault else infra_error
+            return scores + [failed(error.message)] * count
         finally:
             if intact and self._keeps():
                 self._idle.append(child)
@@ -249,7 +257,9 @@ class RewardChild:
         except TimeoutError:
             raise BrokenChildError(f"no score within {timeout_s:g} s") from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise BrokenChildError(f"the scorer process died ({await self._exit_text()})") from None
+            how = await self._exit_text()
+            kind = ExhaustedChildError if how == _EXHAUSTED else BrokenChildError
+            raise kind(f"the scorer process died ({how})") from None
         # User code in the child can write to the pipe.
         try:
             return dict(json.loads(body))

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.enums import ScoreStatus
 from paceline.fair_queue import NO_OWNER, QueueOwner
-from paceline.plugins import Programs, RewardInput
+from paceline.plugins import Endpoints, Programs, RewardInput
 from paceline.server.liveness import WorkProgress
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
@@ -23,6 +23,7 @@ from paceline_reward.pool import ChildPool
 from paceline_reward.scores import MAX_DETAIL, as_score, infra_error
 
 log = Log("scorer")
+_MEANS = {"programs": "sandbox", "endpoints": "endpoints"}
 _SEVERITY = {
     ScoreStatus.OK: 0,
     ScoreStatus.PARSE_ERROR: 1,
@@ -41,7 +42,7 @@ class _Call:
 
 
 class Scorer:
-    """Runs `inline` rewards and judges of programs in this process, others in the child pool."""
+    """Runs `inline` rewards and judges in this process, others in the child pool."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Scorer:
         pool: ChildPool,
         job_pools: JobPools | None = None,
         programs: Callable[[QueueOwner, float], Programs] | None = None,
+        endpoints: Callable[[QueueOwner, float], Endpoints] | None = None,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_cached: int = 256,
@@ -56,7 +58,7 @@ class Scorer:
         self._metrics = metrics or Metrics()
         self._pool = pool
         self._job_pools = job_pools
-        self._programs = programs
+        self._means = {"programs": programs, "endpoints": endpoints}
         self._clock = clock
         self._max_cached = max_cached
         self._parts: dict[str, tuple[RewardPart, ...]] = {}
@@ -166,16 +168,16 @@ class Scorer:
     async def _judged(
         self, part: RewardPart, items: Sequence[RewardInput], owner: QueueOwner
     ) -> list[Score]:
-        """Scores of a part that runs programs, `timeout_s` in total for an item."""
-        programs, judge = self._programs, part.judge
-        if programs is None:
-            return [infra_error("this reward worker has no sandbox")] * len(items)
+        """Scores of a part that runs programs or asks servers, `timeout_s` for an item."""
+        means, judge = self._means[part.given], part.judge
+        if means is None:
+            return [infra_error(f"this reward worker has no {_MEANS[part.given]}")] * len(items)
         assert judge is not None
 
         async def score(item: RewardInput) -> Score:
-            own = programs(owner, part.timeout_s)
+            own = {part.given: means(owner, part.timeout_s)}
             try:
-                return as_score(await judge(item, programs=own, **part.options))
+                return as_score(await judge(item, **own, **part.options))
             except Exception as error:  # the supervisor boundary of one score
                 log.warning("score failed", episode=item.episode_id, error=error)
                 return infra_error(f"{type(error).__name__}: {error}")
@@ -265,6 +267,13 @@ def _call(function: Callable[..., Any], item: RewardInput, options: dict[str, An
         return infra_error(f"{type(error).__name__}: {error}")
 
 
+def _says_more(score: Score, than: Score) -> bool:
+    """Whether a part knows the answer better: as normalised, or at least as written."""
+    if than.normalised_answer:
+        return False
+    return bool(score.normalised_answer or (score.raw_answer and not than.raw_answer))
+
+
 def combine(parts: Sequence[RewardPart], row: Sequence[Score]) -> Score:
     """The weighted sum of an item's parts, with the worst of their statuses."""
     reward = 0.0
@@ -278,7 +287,7 @@ def combine(parts: Sequence[RewardPart], row: Sequence[Score]) -> Score:
             part_rewards[f"{part.name}/{name}"] = value
         if _SEVERITY[score.status] > _SEVERITY[worst.status]:
             worst = score
-        if score.raw_answer and not answer.raw_answer:
+        if _says_more(score, answer):
             answer = score
     if worst.status is ScoreStatus.INFRA_ERROR:
         reward = 0.0

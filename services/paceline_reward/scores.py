@@ -53,6 +53,11 @@ def infra_error(detail: str) -> Score:
     return Score(reward=0.0, parts={}, status=status, detail=detail[:MAX_DETAIL])
 
 
+def timed_out(detail: str) -> Score:
+    """The score of an item whose response took more computation than it may."""
+    return Score(reward=0.0, parts={}, status=ScoreStatus.TIMEOUT, detail=detail[:MAX_DETAIL])
+
+
 def item_to_json(item: RewardInput) -> dict[str, Any]:
     """An item as JSON."""
     task = item.task

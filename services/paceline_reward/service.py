@@ -24,6 +24,7 @@ from paceline.types import Worker
 from paceline.v1 import reward_pb2_grpc
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline_reward.endpoints import WorkerEndpoints
 from paceline_reward.job_pools import JobPools
 from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.programs import FairPrograms
@@ -61,10 +62,12 @@ class RewardService(Service):
             max_processes=options.max_code_processes,
             metrics=chassis.metrics,
         )
+        self._endpoints = WorkerEndpoints(options.endpoints)
         self._scorer = Scorer(
             pool=self._pool,
             job_pools=self._job_pools,
             programs=partial(FairPrograms, self._sandbox, queue),
+            endpoints=self._endpoints.of,
             metrics=chassis.metrics,
         )
 
@@ -119,6 +122,7 @@ class RewardService(Service):
         await self._pool.close()
         await self._job_pools.close()
         await self._sandbox.close()
+        await self._endpoints.close()
         if self._channel is not None:
             await self._channel.close()
         await self._code.close()

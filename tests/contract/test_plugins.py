@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -50,12 +50,28 @@ class Fresh:
             await sandbox.close()
 
 
+class Judges:
+    """A server with a model that likes a single answer."""
+
+    async def post(
+        self, endpoint: str, path: str, body: Mapping[str, Any], *, most: int, fresh: bool = False
+    ) -> dict[str, Any]:
+        content = f"Score: {10 * (body['messages'][0]['content'] == '42')}"
+        return {"choices": [{"message": {"content": content}}]}
+
+
 REWARDS: dict[str, tuple[dict[str, Any], list[float]]] = {
     "exact": ({}, [1.0, 0.0]),
     "regex": ({"pattern": r"^\d+$"}, [1.0, 0.0]),
     "environment": ({}, [0.5, 0.25]),
     "overlong": ({}, [0.0, 0.0]),
     "code": ({"programs": Fresh()}, [1.0, 0.0]),
+    "format": ({"pattern": r"\d+"}, [1.0, 0.0]),
+    "json_schema": ({"schema": {"type": "integer"}}, [1.0, 0.0]),
+    "judge": ({"endpoints": Judges(), "model": "m", "prompt": "{response}"}, [1.0, 0.0]),
+    "length": ({"tokens": 10}, [1.0, 1.0]),
+    "math": ({}, [1.0, 0.0]),
+    "numeric": ({}, [1.0, 0.0]),
     # Their variant says that the whole response is the answer, and that there are no tags.
     "template_answer": ({}, [1.0, 0.0]),
     "template_format": ({}, [1.0, 1.0]),

@@ -11,6 +11,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.config.load import write_settings
+from paceline.config.sections.endpoints import EndpointSettings
 from paceline.config.service import (
     HeartbeatSettings,
     LogSettings,
@@ -49,6 +50,7 @@ class ProcessRuntime:
         weights_mbit_per_s: float | None = None,
         pools: Mapping[str, PoolOptions] | None = None,
         worlds: Mapping[str, Mapping[str, Any]] | None = None,
+        endpoints: Mapping[str, EndpointSettings] | None = None,
         command: Command | None = None,
     ) -> None:
         self._settings = settings
@@ -56,6 +58,7 @@ class ProcessRuntime:
         self._weights_mbit_per_s = weights_mbit_per_s
         self._pools = pools or {}
         self._worlds = worlds or {}
+        self._endpoints = endpoints or {}
         self._run_dir = settings.run_dir.resolve()
         self._ports = ports
         self._beat = beat.resolve()
@@ -164,6 +167,10 @@ class ProcessRuntime:
                 options["engines"] = self._pools[wanted.pool].engines
         if wanted.kind is WorkerKind.ENVIRONMENT and self._worlds:
             options["worlds"] = self._worlds
+        if wanted.kind is WorkerKind.REWARD and self._endpoints:
+            options["endpoints"] = {
+                name: each.model_dump(mode="json") for name, each in self._endpoints.items()
+            }
         if wanted.kind in _HAVE_WEIGHTS:
             options["weights_port"] = self._ports.take(f"{name}:weights")
             options["weights_mbit_per_s"] = self._weights_mbit_per_s

@@ -24,6 +24,8 @@ BATCH = {
     "response_tokens_mean": "response",
     "response_tokens_max": "response_max",
     "truncated_share": "truncated",
+    "parse_error_share": "parse_errors",
+    "timeout_share": "score_timeouts",
     "staleness_mean": "staleness_mean",
     "batch_versions": "batch_versions",
 }

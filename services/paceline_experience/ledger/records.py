@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import PlainSerializer, TypeAdapter
 
+from paceline.enums import ScoreStatus
 from paceline.plugins import GroupOutcome
 from paceline.progress import EvalStanding
 from paceline.types import PolicyVersion
@@ -65,6 +66,7 @@ class EpisodeSummary:
     """End, reward and flags (1: matched expert, 2: patched, 4: first error) of the first turns, if
     the job has an allocator."""
     inherited: int = 0  # policy tokens that it has from a sibling, and that are trained there
+    status: ScoreStatus = ScoreStatus.OK  # of its score
 
     @property
     def own_tokens(self) -> int:
@@ -145,6 +147,8 @@ class BatchStats:
     resumed_tokens_mean: Exact = 0.0
     replayed: int = 0  # guests
     replayed_age_mean: Exact = 0.0  # of those, in steps
+    parse_error_share: Exact = 0.0  # by the status of scores
+    timeout_share: Exact = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,8 @@ class EvalTotals:
     reward: float = 0.0  # of tasks, each the mean of its samples
     tokens: int = 0
     truncated: int = 0
+    parse_errors: int = 0  # by the status of scores
+    timeouts: int = 0
     scores: dict[str, float] = field(default_factory=dict[str, float])  # of tasks, by name
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.enums import StopReason
+from paceline.enums import ScoreStatus, StopReason
 from paceline.v1 import experience_pb2, types_pb2
 from paceline_experience.ledger.generation.prefix import as_context, inherited
 from paceline_experience.ledger.records import BatchStats
@@ -188,6 +188,7 @@ def batch_stats(groups: Sequence[GroupRecord], state: LedgerState, step: int) ->
     guests = [each.result.oldest_version for group in groups for each in group.guests]
     guest_ages = [0 if first < 0 else step - state.age(first) for first in guests]
     deviations = [float(np.std(each)) for each in grouped]
+    statuses = Counter(f.status for f in episodes)
     ages = [0 if f.oldest_version < 0 else step - state.age(f.oldest_version) for f in episodes]
     return BatchStats(
         replayed=len(guests),
@@ -206,4 +207,6 @@ def batch_stats(groups: Sequence[GroupRecord], state: LedgerState, step: int) ->
         response_tokens_mean=float(lengths.mean()),
         response_tokens_max=int(lengths.max()),
         truncated_share=sum(f.truncated for f in episodes) / len(episodes),
+        parse_error_share=statuses[ScoreStatus.PARSE_ERROR] / len(episodes),
+        timeout_share=statuses[ScoreStatus.TIMEOUT] / len(episodes),
     )

@@ -328,6 +328,12 @@ def _add_base(command: argparse.ArgumentParser) -> None:
         help="YAML: `worlds`, settings of environments by name (see docs/environment-adapters.md)",
     )
     command.add_argument(
+        "--endpoints",
+        type=Path,
+        metavar="FILE",
+        help="YAML: `endpoints`, servers that rewards may ask, by name (see docs/rewards.md)",
+    )
+    command.add_argument(
         "--limits",
         type=Path,
         metavar="FILE",

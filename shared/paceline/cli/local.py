@@ -27,6 +27,7 @@ from paceline.config.limits import LimitSettings
 from paceline.config.load import load, validate
 from paceline.config.precision import with_dtype
 from paceline.config.service import (
+    EndpointsFile,
     LimitsFile,
     LogSettings,
     PoolsFile,
@@ -146,7 +147,11 @@ def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
 
 
 def _options(arguments: Namespace) -> dict[WorkerKind, dict[str, Any]]:
-    files = ((PoolsFile, arguments.pools), (WorldsFile, arguments.worlds))
+    files = (
+        (PoolsFile, arguments.pools),
+        (WorldsFile, arguments.worlds),
+        (EndpointsFile, arguments.endpoints),
+    )
     found: dict[str, Any] = {}
     for model, path in files:
         if path is not None:

@@ -31,7 +31,7 @@ _GIVEN: dict[str, tuple[int, frozenset[str]]] = {
     "advantages": (2, frozenset()),
     "environments": (0, frozenset({"seed"})),
     "filters": (1, frozenset()),
-    "rewards": (1, frozenset({"programs"})),
+    "rewards": (1, frozenset({"programs", "endpoints"})),
     "allocators": (0, frozenset({"group_size"})),
     "samplers": (1, frozenset({"seed", "epochs"})),
     "topologies": (1, frozenset()),

@@ -11,6 +11,7 @@ from paceline.config.lifecycle.webhooks import WebhookSettings
 from paceline.config.limits import LimitSettings
 from paceline.config.packages import PackageSettings
 from paceline.config.precision import Dtype
+from paceline.config.sections.endpoints import EndpointSettings
 from paceline.config.sections.model import ModelSettings
 from paceline.config.sections.scaling import ScalingOptions
 from paceline.config.tokenizers import TokenizerSettings
@@ -194,6 +195,12 @@ class ModelsFile(StrictModel):
     models: ModelSettings
 
 
+class EndpointsFile(StrictModel):
+    """The file of `paceline up --endpoints`."""
+
+    endpoints: dict[str, EndpointSettings] = Field(min_length=1)
+
+
 class LimitsFile(StrictModel):
     """The file of `paceline up --limits`."""
 
@@ -248,6 +255,8 @@ class ControllerOptions(StrictModel):
     """Process runtime: `weights_mbit_per_s` of the rollout workers and trainers it starts."""
     worlds: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Process runtime: `worlds` of the environment workers it starts."""
+    endpoints: dict[str, EndpointSettings] = Field(default_factory=dict)
+    """Process runtime: `endpoints` of the reward workers it starts."""
     scaling: ScalingOptions = ScalingOptions()
     backfill_after_s: float = Field(default=600.0, ge=0)
     """How long smaller jobs may overtake a queued one; then freed capacity is kept for it."""
@@ -350,6 +359,9 @@ class RewardOptions(StrictModel):
     """Address space of a process with functions that came with a job."""
     max_code_processes: int = Field(default=64, ge=1)
     """Of these processes, over all jobs; they share them evenly."""
+    endpoints: dict[str, EndpointSettings] = Field(default_factory=dict)
+    """Servers that rewards of jobs may ask, by the name that job files give. See
+    docs/rewards.md."""
 
 
 class TrackingOptions(StrictModel):

@@ -6,6 +6,7 @@ Two kinds of types are defined elsewhere: those that services share (`Task`, `Tr
 """
 
 from paceline.plugins.declared import Declared, RegularExpression, declared, declares
+from paceline.plugins.endpoints import Endpoints
 from paceline.plugins.engines import (
     Engine,
     EngineFactory,
@@ -88,6 +89,7 @@ __all__ = [
     "Context",
     "Declared",
     "Drop",
+    "Endpoints",
     "Engine",
     "EngineFactory",
     "EngineLimits",

@@ -24,6 +24,7 @@ class Declared:
     inline: bool = False
     load: Callable[..., Any] | None = None
     programs: bool = False
+    endpoints: bool = False
 
     def needs_with(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """The plug-in's needs with these options."""
@@ -41,6 +42,7 @@ def declares(
     inline: bool = False,
     load: Callable[..., Any] | None = None,
     programs: bool = False,
+    endpoints: bool = False,
 ) -> Callable[[T], T]:
     """Decorate a function, class or options model with declarations.
 
@@ -54,10 +56,13 @@ def declares(
         programs: installed rewards only: a coroutine function whose keyword `programs`, a
             `Programs`, runs programs in the sandbox of the reward worker. It is called in the
             worker itself, as what it judges must not share a process with it.
+        endpoints: installed rewards only: a coroutine function whose keyword `endpoints`, an
+            `Endpoints`, asks servers that the operator has named. It is called in the worker
+            itself, many at a time, and must not block.
     """
 
     def mark(target: T) -> T:
-        setattr(target, _ATTRIBUTE, Declared(needs, inline, load, programs))
+        setattr(target, _ATTRIBUTE, Declared(needs, inline, load, programs, endpoints))
         return target
 
     return mark

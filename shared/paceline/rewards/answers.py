@@ -6,8 +6,13 @@ import json
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from paceline.enums import ScoreStatus
 from paceline.errors import InvalidError
-from paceline.types import Task
+from paceline.plugins import RewardInput
+from paceline.types import Score, Task
+
+RAW_CHARS = 1000
+"""Of what a score quotes from a response: its end, where answers are."""
 
 
 def expected(task: Task, field: str) -> str:
@@ -21,6 +26,31 @@ def expected(task: Task, field: str) -> str:
         raise InvalidError(f"payload of task {task.task_id!r} has no field {field!r}")
     value: Any = payload[field]
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def final(answer: str) -> str:
+    """What follows the mark of a worked solution, as GSM8K has them: `... #### 72` is `72`."""
+    return answer.rpartition("####")[2].strip()
+
+
+def in_tags(response: str) -> str:
+    """What the last `<answer>` and `</answer>` enclose; without them the whole response."""
+    _, begun, rest = response.rpartition("<answer>")
+    answer, ended, _ = rest.partition("</answer>")
+    return answer.strip() if begun and ended else response
+
+
+def unanswered(
+    item: RewardInput, detail: str, *, status: ScoreStatus = ScoreStatus.PARSE_ERROR
+) -> Score:
+    """The score of a response in which no answer can be found, or none that can be judged."""
+    return Score(
+        reward=0.0,
+        parts={},
+        status=status,
+        raw_answer=item.response[-RAW_CHARS:],
+        detail=detail,
+    )
 
 
 def normal(text: str, *, strip: bool, casefold: bool, numeric: bool) -> str | None:

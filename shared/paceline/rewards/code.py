@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -18,7 +17,8 @@ from paceline.plugins import (
     RewardInput,
     declares,
 )
-from paceline.types import Score, Task
+from paceline.rewards.code_tests import TestStatus, shares, status_of, tests_of
+from paceline.types import Score
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _MOST_S = 600.0
@@ -42,18 +42,23 @@ async def code(
     processes: Processes = 0,
     max_tests: Annotated[int, Field(ge=1)] = 64,
 ) -> Score:
-    """1 if the program prints what all tests expect, else 0.
+    """1 if the program passes all tests, else 0.
 
     The program is the last fenced block of the response, or all of it. It runs once per test, in
-    the sandbox, with the test's input as standard input, until one fails; lines are compared
-    without trailing blanks. All runs together may take the part's `timeout_s`. A response whose
-    program cannot be compiled is a `parse_error`.
+    the sandbox, until one fails. Tests are of three kinds: standard input and output, whose lines
+    are compared without trailing blanks; arguments and result of a function, or of a method of the
+    class `Solution`; and assert statements, which run after the program, in its process. All runs
+    together may take the part's `timeout_s`. A response whose program cannot be compiled is a
+    `parse_error`.
 
     Args:
         item: the payload of its task has the tests.
         programs: runs them.
-        tests_field: of the payload: `{"inputs": [...], "outputs": [...]}`, texts, as in APPS.
-        partial: the share of tests passed instead of all or nothing; then all tests run.
+        tests_field: of the payload: `{"inputs": [...], "outputs": [...]}`, texts, as in APPS, with
+            `fn_name` if they are arguments and results; a list of `{"input": ..., "output": ...}`;
+            or a list of assert statements, as in MBPP.
+        partial: the share of tests passed instead of all or nothing; then all tests run, and the
+            score has parts `passed`, `wrong`, `error` and `timeout`, shares of the tests.
         test_time_s: wall-clock time of each test, if it is bounded by more than `timeout_s`.
         memory_mib: address space of each process, with about 100 MiB of the interpreter itself.
         scratch_mib: of a folder `/tmp` of its own, empty at first; it works where the sandbox has
@@ -67,7 +72,7 @@ async def code(
             f"allowed: {_MOST_MIB} together"
         )
     source = program_in(item.response)
-    tests = _tests(item.task, tests_field)[:max_tests]
+    tests = tests_of(item.task, tests_field)[:max_tests]
     most_s = test_time_s or _MOST_S
     limits = ProgramLimits(
         time_s=most_s,
@@ -76,19 +81,21 @@ async def code(
         scratch_bytes=scratch_mib << 20,
         processes=processes,
     )
-    passed, failed = 0, None
-    for number, (given, expected) in enumerate(tests):
-        outcome = await programs.run(source, stdin=given.encode(), limits=limits)
-        if _passes(outcome, expected):
-            passed += 1
+    statuses: list[TestStatus] = []
+    failed: tuple[int, ProgramOutcome] | None = None
+    for number, test in enumerate(tests):
+        outcome = await programs.run(source + test.suffix, stdin=test.stdin, limits=limits)
+        statuses.append(status_of(test, outcome))
+        if statuses[-1] is TestStatus.PASSED:
             continue
         failed = failed or (number, outcome)
         if not partial or _is_syntax_error(outcome):
             break
     uncompiled = failed is not None and _is_syntax_error(failed[1])
+    passed = statuses.count(TestStatus.PASSED)
     return Score(
         reward=passed / len(tests) if partial else float(failed is None),
-        parts={},
+        parts=shares(statuses) if partial else {},
         status=ScoreStatus.PARSE_ERROR if uncompiled else ScoreStatus.OK,
         raw_answer=source,
         detail="" if failed is None else _why(*failed),
@@ -99,36 +106,6 @@ def program_in(response: str) -> str:
     """The last fenced block of Python, or the whole response."""
     found = _FENCED.findall(response)
     return found[-1] if found else response
-
-
-def _tests(task: Task, field: str) -> list[tuple[str, str]]:
-    payload: Any = json.loads(task.payload)
-    found: Any = payload.get(field) if isinstance(payload, dict) else None
-    inputs, outputs = ([], []) if not isinstance(found, dict) else _columns(found)
-    if not inputs or len(inputs) != len(outputs):
-        raise InvalidError(
-            f"payload of task {task.task_id!r}: {field!r} has to be "
-            '{"inputs": [text, ...], "outputs": [text, ...]}, equally many and at least one'
-        )
-    return list(zip(inputs, outputs, strict=True))
-
-
-def _columns(found: dict[str, Any]) -> tuple[list[str], list[str]]:
-    columns = (found.get("inputs"), found.get("outputs"))
-    inputs, outputs = (
-        [str(each) for each in column] if isinstance(column, list) else [] for column in columns
-    )
-    return inputs, outputs
-
-
-def _passes(outcome: ProgramOutcome, expected: str) -> bool:
-    if outcome.ending is not ProgramEnding.EXITED or outcome.code:
-        return False
-    return _lines(outcome.stdout.decode(errors="replace")) == _lines(expected)
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def _is_syntax_error(outcome: ProgramOutcome) -> bool:

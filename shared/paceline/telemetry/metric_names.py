@@ -269,6 +269,8 @@ NAMES: dict[str, Spec] = {
     "response": _gauge("response_tokens_mean", "job", "experience", "Policy tokens per episode."),
     "response_max": _gauge("response_tokens_max", "job", "experience", "Maximum, last batch."),
     "truncated": _gauge("truncated_ratio", "job", "experience", "Share of truncated episodes."),
+    "parse_errors": _gauge("parse_error_ratio", "job", "experience", "Share without an answer."),
+    "score_timeouts": _gauge("score_timeout_ratio", "job", "experience", "Share scored too late."),
     "staleness_mean": _gauge("staleness_steps_mean", "job", "experience", "Of the last batch."),
     "batch_versions": _gauge("batch_versions", "job", "experience", "Versions in the last batch."),
     "staleness": Spec(

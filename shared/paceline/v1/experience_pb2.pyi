@@ -708,6 +708,8 @@ class BatchStats(_message.Message):
     RESUMED_TOKENS_MEAN_FIELD_NUMBER: _builtins.int
     REPLAYED_FIELD_NUMBER: _builtins.int
     REPLAYED_AGE_MEAN_FIELD_NUMBER: _builtins.int
+    PARSE_ERROR_SHARE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SHARE_FIELD_NUMBER: _builtins.int
     reward_mean: _builtins.float
     reward_std: _builtins.float
     group_reward_std: _builtins.float
@@ -740,6 +742,10 @@ class BatchStats(_message.Message):
     """stored episodes that are trained with it, beside its own"""
     replayed_age_mean: _builtins.float
     """of those, in steps"""
+    parse_error_share: _builtins.float
+    """of episodes: without an answer that a reward could read"""
+    timeout_share: _builtins.float
+    """of episodes: whose answer took a reward too long"""
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """age in steps -> episodes"""
@@ -770,10 +776,12 @@ class BatchStats(_message.Message):
         resumed_tokens_mean: _builtins.float = ...,
         replayed: _builtins.int = ...,
         replayed_age_mean: _builtins.float = ...,
+        parse_error_share: _builtins.float = ...,
+        timeout_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted_share", b"aborted_share", "aborted_tokens_mean", b"aborted_tokens_mean", "batch_episodes", b"batch_episodes", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batch_versions", b"batch_versions", "dropped_share", b"dropped_share", "dropped_tokens_mean", b"dropped_tokens_mean", "group_reward_std", b"group_reward_std", "replayed", b"replayed", "replayed_age_mean", b"replayed_age_mean", "response_tokens_max", b"response_tokens_max", "response_tokens_mean", b"response_tokens_mean", "resumed_share", b"resumed_share", "resumed_tokens_mean", b"resumed_tokens_mean", "reward_mean", b"reward_mean", "reward_std", b"reward_std", "staleness", b"staleness", "staleness_max", b"staleness_max", "staleness_mean", b"staleness_mean", "trainer_wait_s", b"trainer_wait_s", "truncated_share", b"truncated_share", "zero_variance_share", b"zero_variance_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted_share", b"aborted_share", "aborted_tokens_mean", b"aborted_tokens_mean", "batch_episodes", b"batch_episodes", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batch_versions", b"batch_versions", "dropped_share", b"dropped_share", "dropped_tokens_mean", b"dropped_tokens_mean", "group_reward_std", b"group_reward_std", "parse_error_share", b"parse_error_share", "replayed", b"replayed", "replayed_age_mean", b"replayed_age_mean", "response_tokens_max", b"response_tokens_max", "response_tokens_mean", b"response_tokens_mean", "resumed_share", b"resumed_share", "resumed_tokens_mean", b"resumed_tokens_mean", "reward_mean", b"reward_mean", "reward_std", b"reward_std", "staleness", b"staleness", "staleness_max", b"staleness_max", "staleness_mean", b"staleness_mean", "timeout_share", b"timeout_share", "trainer_wait_s", b"trainer_wait_s", "truncated_share", b"truncated_share", "zero_variance_share", b"zero_variance_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -122,3 +122,66 @@ async def test_a_tenant_with_many_programs_does_not_hold_up_another(grade: Grade
     fast = grade(ADD)
     found = await asyncio.wait_for(asyncio.gather(*slow, fast), 60.0)
     assert [each.reward for each in found] == [0.0, 0.0, 0.0, 0.0, 1.0]
+
+
+CALLS = {"fn_name": "add", "inputs": [[1, 2], [0.1, 0.2]], "outputs": [3, [0.3]]}
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("def add(a, b):\n    print('debug')\n    return a + b", CALLS),
+        ("class Solution:\n    def add(self, a, b):\n        return a + b", CALLS),
+        # Lines of JSON, as LiveCodeBench has them.
+        (
+            "def add(a, b): return [a, (b,)]",
+            [{"fn_name": "add", "input": "1\n2", "output": "[1, [2]]"}],
+        ),
+        (ADD, [{"input": "1 2", "output": "3"}, {"input": ["3 4"], "output": ["7"]}]),
+        (ADD, json.dumps(TESTS)),
+        ("def add(a, b): return a + b", ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]),
+    ],
+)
+async def test_forms_of_tests(grade: Grade, program: str, tests: Any) -> None:
+    assert (await grade(program, tests=tests)).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("program", "detail"),
+    [
+        ("def add(a, b): return 4", "test 0: another output"),
+        ("def add(a, b): return True", "test 0: another output"),
+        ("def add(a, b): return object()", "test 0: exit code 1: TypeError"),
+        ("def add(a): return a", "test 0: exit code 1: TypeError"),
+        ("def sub(a, b): return a", "test 0: exit code 1: "),
+        ("import os; print(3); os._exit(0)", "test 0: another output"),
+        ("raise SystemExit(0)", "test 0: another output"),
+    ],
+)
+async def test_a_wrong_function_says_why(grade: Grade, program: str, detail: str) -> None:
+    score = await grade(program, tests=CALLS)
+    assert (score.reward, score.status) == (0.0, ScoreStatus.OK)
+    assert score.detail.startswith(f"code: {detail}")
+
+
+async def test_a_program_that_ends_early_has_passed_no_assert(grade: Grade) -> None:
+    tests = ["assert f() == 1"]
+    assert (await grade("def f(): return 2", tests=tests)).reward == 0.0
+    assert (await grade("import os\ndef f(): os._exit(0)", tests=tests)).reward == 0.0
+
+
+async def test_with_partial_the_score_tells_what_became_of_the_tests(grade: Grade) -> None:
+    program = (
+        "n = int(input())\nif n == 1: print(1)\nif n == 2: 1 / 0\nwhile n == 3: pass\nprint(end='')"
+    )
+    tests = {"inputs": ["1", "2", "3", "4"], "outputs": ["1", "2", "3", "4"]}
+    score = await grade(program, tests=tests, partial=True, test_time_s=0.5)
+    assert score.reward == 0.25
+    assert {
+        name: score.parts[f"code/{name}"] for name in ("passed", "wrong", "error", "timeout")
+    } == {
+        "passed": 0.25,
+        "wrong": 0.25,
+        "error": 0.25,
+        "timeout": 0.25,
+    }

@@ -56,6 +56,19 @@ async def test_a_bad_item_harms_no_other(
     assert scores[2].reward == 0.0
 
 
+async def test_a_computation_that_no_signal_interrupts_is_a_timeout(
+    scorer: Scorer, item: MakeItem
+) -> None:
+    items = [item("1"), item("bomb"), item("2")]
+    scores = await scorer.score(user("endless"), items)
+    assert [each.reward for each in scores] == [1.0, 0.0, 1.0]
+    assert [each.status for each in scores] == [
+        ScoreStatus.OK,
+        ScoreStatus.TIMEOUT,
+        ScoreStatus.OK,
+    ]
+
+
 async def test_a_hung_item_is_killed(scorer: Scorer, item: MakeItem) -> None:
     items = [item("1"), item("hang"), item("hang"), item("2")]
     good, bad = split(await scorer.score(user("by_response", timeout_s=LIMIT_S), items))

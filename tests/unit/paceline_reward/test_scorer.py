@@ -126,3 +126,11 @@ async def test_sections_are_read_once_and_forgotten(pool: ChildPool, item: MakeI
     for weight in (1.0, 2.0, 3.0, 1.0):
         (score,) = await scorer.score(section({"kind": "exact", "weight": weight}), [item("42")])
         assert score.reward == weight
+
+
+async def test_the_answer_is_that_of_the_first_part_that_normalises_one(
+    scorer: Scorer, item: MakeItem
+) -> None:
+    parts = section({"kind": "format"}, {"kind": "math"}, {"kind": "exact"})
+    (found,) = await scorer.score(parts, [item("<think>a</think><answer>84/2</answer>")])
+    assert (found.normalised_answer, found.parts["format"]) == ("42", 1.0)

@@ -352,6 +352,8 @@ def _result(run: EvalRun, totals: EvalTotals, now: float, *, samples: int) -> di
         "tokens": totals.tokens,
         "response_tokens_mean": totals.tokens / episodes if episodes else None,
         "truncated_share": totals.truncated / episodes if episodes else None,
+        "parse_error_share": totals.parse_errors / episodes if episodes else None,
+        "timeout_share": totals.timeouts / episodes if episodes else None,
         # A restart loses some seconds of the job's clock, perhaps all of a short run.
         "seconds": max(0.0, now - run.since),
     }

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import comb
 
 from paceline.config.evaluation import EvalSpec
+from paceline.enums import ScoreStatus
 from paceline_experience.ledger.records import EpisodeSummary, EvalTotals
 
 
@@ -44,6 +45,7 @@ def added(
     """Totals with the samples of these tasks added."""
     found = [*tasks]
     scores = Counter(totals.scores)
+    statuses = Counter(s.status for each in found for s in each)
     for samples in found:
         scores.update(scores_of(samples, spec))
     return EvalTotals(
@@ -51,6 +53,8 @@ def added(
         reward=totals.reward + sum(sum(s.reward for s in each) / len(each) for each in found),
         tokens=totals.tokens + sum(s.policy_tokens for each in found for s in each),
         truncated=totals.truncated + sum(s.truncated for each in found for s in each),
+        parse_errors=totals.parse_errors + statuses[ScoreStatus.PARSE_ERROR],
+        timeouts=totals.timeouts + statuses[ScoreStatus.TIMEOUT],
         scores=dict(scores),
     )
 

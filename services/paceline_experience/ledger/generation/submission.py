@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paceline import wire
+from paceline.enums import ScoreStatus
 from paceline.text import clipped
 from paceline.types import Trajectory
 from paceline.v1 import types_pb2 as pb
@@ -18,6 +19,7 @@ from paceline_experience.store.payloads import pack
 from paceline_experience.tenancy.quotas import JobLimits
 
 ANSWER_BYTES = 256
+_STATUSES = wire.members_of(ScoreStatus, pb.ScoreStatus.DESCRIPTOR)
 MAX_TURNS = 64  # of which the outcome is kept, for allocators
 
 
@@ -133,5 +135,6 @@ def submission(
         parts=_parts(score),
         turns=_turns(transcripts) if waves else (),
         inherited=sum(map(inherited, transcripts)) if waves else 0,
+        status=_STATUSES.get(score.status, ScoreStatus.OK),
     )
     return Submission(Report(*key, Verdict.OK, result=result), payload, message)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.config.limits import LimitSettings
+from paceline.enums import ScoreStatus
 from paceline.types import EpisodeProgress
 
 if TYPE_CHECKING:
@@ -208,3 +209,20 @@ async def test_workers_are_not_held_while_episodes_wait_for_their_scores(
     await ledger.sweep()
     assert rows(world) == [(0, "", 1.0)]
     await world.clean(ledger)
+
+
+async def test_an_evaluation_tells_how_its_scores_ended(store: Store, worlds: Worlds) -> None:
+    world = worlds(store, evals={"held": {"every": 1, "tasks": 4}})
+    ledger = await world.started()
+    leased = await ledger.lease(worker_id="w", train=0, evals=100)
+    unread = ScoreStatus.PARSE_ERROR
+    ends = [ScoreStatus.OK, unread, unread, ScoreStatus.TIMEOUT]
+    made = whole(world, leased, 0.0)
+    scored = [
+        replace(each, score=replace(each.score, status=end))
+        for each, end in zip(made, ends, strict=True)
+    ]
+    await ledger.submit(scored)
+    await ledger.sweep()
+    [(_, row)] = world.hooks.of("eval")
+    assert (row["parse_error_share"], row["timeout_share"]) == (0.5, 0.25)

@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import hashlib
 import os
 import stat
 import struct
@@ -12,6 +13,7 @@ from typing import Any
 
 from paceline.enums import ScoreStatus
 from paceline.plugins import RewardInput
+from paceline.rewards.bounded import bounded
 from paceline.types import Score
 
 
@@ -32,6 +34,13 @@ def by_response(item: RewardInput) -> Any:
         "print": lambda: os.write(1, b"garbage") * 0.5 / 7,
     }
     return deeds[item.response]() if item.response in deeds else float(item.response)
+
+
+def endless(item: RewardInput) -> float:
+    """Computes in C, where no signal interrupts it."""
+    rounds = 1_000_000_000 if item.response == "bomb" else 1
+    bounded(lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", rounds), cpu_s=0.05)
+    return 1.0
 
 
 def brackets(size: int) -> float:

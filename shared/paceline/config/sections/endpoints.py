@@ -1,0 +1,48 @@
+"""Servers that rewards may ask, as an operator names them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+
+from paceline.errors import UnavailableError
+from paceline.plugins import StrictModel
+
+
+class EndpointSettings(StrictModel):
+    """A server; its address and key are the operator's, so that no job file has them."""
+
+    base_url: str = Field(pattern=r"^https?://[^/\s@]+(/[^\s?#]*)?$")
+    """Up to what comes before `/chat/completions`, e.g. `https://api.openai.com/v1`."""
+    key_file: Path | None = None
+    """File with the API key, such as a mounted Secret; it is read for each request."""
+    key_env: str = Field(default="", pattern=r"^([A-Za-z_]\w*)?$")
+    """Or an environment variable of the reward workers that has it."""
+    concurrency: int = Field(default=64, ge=1)
+    """Requests that each reward worker has open at a time, which its jobs share evenly."""
+    timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """Silence after which a request is given up and made again."""
+
+    def key(self) -> str:
+        """The API key; empty: none is needed.
+
+        Raises:
+            UnavailableError: it is not where it should be.
+        """
+        key = self._read() if self.key_file is not None else os.environ.get(self.key_env, "")
+        if self.key_env and not key:
+            raise UnavailableError(f"key_env: {self.key_env} is not set in the reward worker")
+        # What a header cannot have would be quoted by the error of the client.
+        if not key.isascii() or not key.isprintable():
+            raise UnavailableError("the key of the endpoint has characters that no header may have")
+        return key
+
+    def _read(self) -> str:
+        assert self.key_file is not None
+        try:
+            return self.key_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            what = error.strerror if isinstance(error, OSError) else "not text"
+            raise UnavailableError(f"key_file: {self.key_file}: {what}") from None

@@ -1,0 +1,185 @@
+"""Tests of programs as data sets have them, and what a program answers to one."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from paceline.errors import InvalidError
+from paceline.plugins import ProgramEnding, ProgramOutcome
+from paceline.types import Task
+
+_RESULT = "paceline-result:"
+# What follows the program: it reads the arguments, so that they cannot be confused with its text.
+_CALL = """
+
+def _paceline_call():
+    import json as _json, sys as _sys
+    name, arguments = _json.loads(_sys.stdin.read())
+    found = globals().get(name)
+    if found is None and "Solution" in globals():
+        found = getattr(globals()["Solution"](), name)
+    result = found(*arguments)
+    _sys.stdout.write("\\n{mark}" + _json.dumps(result) + "\\n")
+    _sys.stdout.flush()
+
+
+_paceline_call()
+"""
+
+
+class TestStatus(StrEnum):
+    """What became of a test."""
+
+    __test__ = False
+
+    PASSED = "passed"
+    WRONG = "wrong"  # another answer
+    ERROR = "error"  # an exception, an exit code, a signal, too much output
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTest:
+    """One test: what is run after the program, what it reads, and what it has to answer."""
+
+    suffix: str
+    stdin: bytes
+    passes: Callable[[str], bool]  # its standard output
+
+
+def tests_of(task: Task, field: str) -> list[ProgramTest]:
+    """The tests in a task's payload.
+
+    Raises:
+        InvalidError: it has none, or they are in none of the known forms.
+    """
+    payload: Any = json.loads(task.payload)
+    found: Any = payload.get(field) if isinstance(payload, dict) else None
+    try:
+        if isinstance(found, str):  # as columns of data sets have it
+            found = json.loads(found) if found.lstrip()[:1] in {"[", "{"} else [found]
+        tests = _tests(found)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        tests = []
+    if not tests:
+        raise InvalidError(
+            f"payload of task {task.task_id!r}: {field!r} has to be "
+            '{"inputs": [...], "outputs": [...]}, equally many and at least one, with "fn_name" '
+            'if they are arguments and results, or a list of {"input": ..., "output": ...}, or '
+            "a list of assert statements"
+        )
+    return tests
+
+
+def _tests(found: Any) -> list[ProgramTest]:
+    if isinstance(found, dict):
+        inputs, outputs = found["inputs"], found["outputs"]
+        if not isinstance(inputs, list) or not isinstance(outputs, list):
+            raise TypeError
+        name = found.get("fn_name") or ""
+        return [_pair(name, *each) for each in zip(inputs, outputs, strict=True)]
+    if not isinstance(found, list):
+        raise TypeError
+    return [
+        _assert(each)
+        if isinstance(each, str)
+        else _pair(each.get("fn_name") or "", each["input"], each["output"])
+        for each in found
+    ]
+
+
+def _pair(name: str, given: Any, expected: Any) -> ProgramTest:
+    if name:
+        return _call(name, given, expected)
+    text = _text(expected)
+    return ProgramTest("", _text(given).encode(), lambda stdout: _lines(stdout) == _lines(text))
+
+
+def _text(value: Any) -> str:
+    """Standard input or output; some data sets have lists of lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _call(name: str, given: Any, expected: Any) -> ProgramTest:
+    # LiveCodeBench has one JSON value a line; APPS and TACO a list of arguments.
+    if isinstance(given, str):
+        given = [json.loads(line) for line in given.splitlines()]
+    if isinstance(expected, str):
+        expected = _parsed(expected)
+    arguments: list[Any] = given if isinstance(given, list) else [given]
+    stdin = json.dumps([name, arguments]).encode()
+
+    def passes(stdout: str) -> bool:
+        _, mark, rest = stdout.rpartition(_RESULT)
+        try:
+            result = json.loads(rest)
+        except (ValueError, RecursionError):
+            return False
+        # In some of them a result is in a list of one.
+        return bool(mark) and (
+            _equal(result, expected)
+            or (isinstance(expected, list) and len(expected) == 1 and _equal(result, expected[0]))
+        )
+
+    return ProgramTest(_CALL.replace("{mark}", _RESULT), stdin, passes)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _equal(value: Any, expected: Any) -> bool:
+    """Equal as JSON; numbers with a fraction to nine digits."""
+    if isinstance(value, bool) or isinstance(expected, bool):
+        return value is expected
+    if isinstance(value, float) or isinstance(expected, float):
+        return _is_number(value) and _is_number(expected) and math.isclose(value, expected)
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(_equal, value, expected))
+    if isinstance(value, dict) and isinstance(expected, dict):
+        same = value.keys() == expected.keys()
+        return same and all(_equal(value[key], expected[key]) for key in value)
+    return bool(value == expected)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _assert(statement: str) -> ProgramTest:
+    ast.parse(statement)
+    # A program that ends early has not passed; the word is another one each time.
+    word = secrets.token_hex(16)
+    suffix = f"\n\n{statement}\nprint('\\n{word}')\n"
+    return ProgramTest(suffix, b"", lambda stdout: stdout.rstrip().endswith(word))
+
+
+def status_of(test: ProgramTest, outcome: ProgramOutcome) -> TestStatus:
+    """What became of a test."""
+    if outcome.ending is ProgramEnding.TIMEOUT:
+        return TestStatus.TIMEOUT
+    if outcome.ending is ProgramEnding.EXITED and not outcome.code:
+        passed = test.passes(outcome.stdout.decode(errors="replace"))
+        return TestStatus.PASSED if passed else TestStatus.WRONG
+    last = outcome.stderr.rstrip().rpartition(b"\n")[2]
+    is_wrong = outcome.ending is ProgramEnding.EXITED and last.startswith(b"AssertionError")
+    return TestStatus.WRONG if is_wrong else TestStatus.ERROR
+
+
+def shares(statuses: Sequence[TestStatus]) -> dict[str, float]:
+    """The share of tests by what became of them."""
+    return {each.value: statuses.count(each) / len(statuses) for each in TestStatus}

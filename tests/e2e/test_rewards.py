@@ -1,0 +1,95 @@
+"""Built-in rewards through all services: parts that build on each other, and a model as judge."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.enums import Purpose, ScoreStatus
+from paceline_harness.servers.chat import JudgeServer, Reply, chat, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+KEY = "sk-of-the-operator"
+REWARD = [
+    {"kind": "math", "find": "expression"},
+    {"kind": "format", "pattern": r"\s*(?P<answer>\d+)\s*", "weight": 0.25},
+    {"kind": "length", "shape": "linear", "after": ["math"], "weight": 0.5},
+    {"kind": "judge", "model": "m", "prompt": "Is it good? {response}", "timeout_s": 60.0},
+]
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[JudgeServer]:
+    """Likes an even length; each third request fails."""
+    requests = count()
+
+    def answer(body: dict[str, Any]) -> Reply:
+        if next(requests) % 3 == 0:
+            return 503, b"overloaded"
+        return chat(f"Score: {10 * (len(body['messages'][0]['content']) % 2)}")
+
+    with serving(answer) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def platform(
+    judge: JudgeServer,
+    tmp_path_factory: pytest.TempPathFactory,
+    start_platform: Callable[..., Any],
+) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("judged")
+    (folder / "key").write_text(KEY)
+    settings = {"base_url": judge.url, "key_file": str(folder / "key")}
+    (folder / "endpoints.yaml").write_text(yaml.safe_dump({"endpoints": {"judge": settings}}))
+    made = start_platform(folder / "run", "--endpoints", str(folder / "endpoints.yaml"))
+    yield made
+    made.stop()
+
+
+def test_two_steps_with_four_rewards(
+    platform: Any, judge: JudgeServer, tiny_job: Callable[..., dict[str, Any]]
+) -> None:
+    job = tiny_job(
+        stop={"steps": 2},
+        reward=REWARD,
+        experience={"batch_groups": 4, "group_size": 4, "max_staleness": 0, "filters": []},
+        eval={"every": 2, "tasks": 8, "samples": 4, "temperature": 1.0, "majority_at": [4]},
+    )
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+        status = client.wait(job_id, timeout_s=300).status
+        assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
+        found = client.list_trajectories(job_id, page_size=200, purpose=Purpose.TRAIN).trajectories
+        rows = client.list_metrics(job_id).rows
+        spec = str(client.get(job_id).spec)
+    assert len(found) == 32
+    for each in found:
+        parts = each.score.parts
+        said, likes = each.response_text.strip(), len(f"Is it good? {each.response_text}") % 2
+        assert parts["format"] == float(said.isdigit())
+        if said.isdigit():
+            assert each.score.normalised_answer == str(int(said))
+        assert parts["judge"] == float(likes)
+        assert parts["length"] <= 0.5 * parts["math"] or parts["length"] <= 0.0
+        whole = parts["math"] + 0.25 * parts["format"] + 0.5 * parts["length"] + parts["judge"]
+        assert each.score.reward == pytest.approx(whole)
+    statuses = Counter(each.score.status for each in found)
+    steps = [row.values for row in rows if row.kind is Purpose.TRAIN]
+    share = sum(each["parse_error_share"] for each in steps) / len(steps)
+    assert share == pytest.approx(statuses[ScoreStatus.PARSE_ERROR] / len(found))
+    assert all(each["timeout_share"] == 0.0 for each in steps)
+    evals = [row.values for row in rows if row.kind is Purpose.EVAL]
+    assert all(0.0 <= each["maj@4"] <= 1.0 and "parse_error_share" in each for each in evals)
+    assert set(judge.keys) == {f"Bearer {KEY}"}
+    assert KEY not in spec
+    for path in Path(platform.run_dir).rglob("*"):
+        if path.is_file() and os.access(path, os.R_OK):
+            assert KEY.encode() not in path.read_bytes(), path
