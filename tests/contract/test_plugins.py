@@ -107,8 +107,9 @@ def answer(task: Task) -> str:
     return str(payload["number"] if "number" in payload else payload["answer"])
 
 
-# openenv needs a server, verifiers its library: see tests/integration/test_environment_adapters.py.
-ELSEWHERE = {"openenv", "verifiers"}
+# openenv needs a server, verifiers its library: see tests/integration/test_environment_adapters.py;
+# dataset needs data: tests/unit/paceline/data.
+ELSEWHERE = {"dataset", "openenv", "verifiers"}
 LAKE = {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False, "desc": ["SFFG"]}}
 MIXED = {"mixture": {"1-plain": 0.5, "2-carry": 0.5}, "wrong_labels": 0.2, "size": 50}
 # What one answer, given in every turn, is worth; the second turn of a chain has another answer.

@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
-
 from paceline.errors import InvalidError, PermissionDeniedError, UnavailableError
 
 _PORTS = {"http": 80, "https": 443}
@@ -115,6 +113,8 @@ class WebhookSender:
             PermissionDeniedError: the host, or where it is, is not allowed.
             UnavailableError: it was not accepted; the error does not say what was answered.
         """
+        import httpx  # loads what only few installations need
+
         headers = {
             "content-type": "application/json",
             "webhook-id": notice_id,
@@ -133,6 +133,8 @@ class WebhookSender:
             raise UnavailableError(f"webhook: answered {status}")
 
     async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> int:
+        import httpx
+
         scheme, host, port = check_url(url, self._origins)
         addresses = await asyncio.to_thread(self._resolve, host, port)
         named = any(_matches(each, scheme, host, port) for each in self._origins if "*" not in each)

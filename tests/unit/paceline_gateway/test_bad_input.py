@@ -24,7 +24,7 @@ Change = dict[str, Any]
         (
             {"modle": 1},
             "ConfigError",
-            "modle: unknown field; allowed here: code, eval, evals, experience, model",
+            "modle: unknown field; allowed here: code, data, eval, evals, experience",
         ),
         (
             {"trainer": {"optimizer": {"learning_rate": 1}}},

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic_core import to_json
 
-from paceline.enums import StopReason
 from paceline.errors import InvalidError, StateError
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.store.keys import JobKeys
@@ -144,7 +143,7 @@ async def test_jobs_without_replay_or_that_are_over_take_nothing(
     ledger = await world.started()
     with pytest.raises(InvalidError, match="1025; at most 1024"):
         await ledger.imports.add(["{}"] * 1025, vocabulary=VOCABULARY)
-    await ledger.stop(StopReason.CANCELLED)
+    await ledger.cancel()
     with pytest.raises(StateError, match="about to end"):
         await ledger.imports.add([json.dumps(row())], vocabulary=VOCABULARY)
     assert not await world.payloads()
