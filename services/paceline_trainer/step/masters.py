@@ -66,8 +66,8 @@ class MasterWeights:
     @torch.no_grad()
     def copy(self) -> None:
         """Convert the float32 weights after they have changed."""
-        masters = {id(place.master): place for place in self._places}.values()
-        torch._foreach_copy_([each.copy for each in masters], [each.master for each in masters])
+        for place in self._places:
+            place.copy.copy_(place.master)
 
     def _copy_of(self, master: nn.Parameter) -> nn.Parameter:
         found = self._copies.get(id(master))
