@@ -161,6 +161,7 @@ def job(tmp_path: Path) -> dict[str, Any]:
     folder.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return {
         "name": "confidential",
         "model": {"path": str(folder)},
