@@ -98,7 +98,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (tasks(deed="die"), "the plug-ins ended their process with 4"),
     (tasks(first="nonsense"), "tasks.options: hostile refuses them: .* a Task is needed"),
     (experience(sampler={"kind": "wayward", "deed": "raise"}), "experience.sampler: wayward refus"),
-    (experience(filters=[{"kind": "wayward", "deed": "nonsense"}]), "filters.0: wayward .*Keep, Drop or"),
+    (
+        experience(filters=[{"kind": "wayward", "deed": "nonsense"}]),
+        "filters.0: wayward .*Keep, Drop or",
+    ),
     (experience(filters=[{"kind": "wayward", "only": 2}]), r"0: wayward .*\[2\] of 2 episodes"),
     (
         experience(filters=[{"kind": "balanced", "keep": 1}]),
