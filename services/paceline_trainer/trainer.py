@@ -313,9 +313,11 @@ class Trainer:
             await self._await_publication()
             snapshotter, policy = self._engine.snapshotter, self._engine.policy
             if policy.whole:
-                copying = self._copier.submit(
-                    self._copy, self.step, snapshotter.source(), local_shards(policy)
-                )
+                source, weights = snapshotter.source(), local_shards(policy)
+                begun = None
+                if snapshotter.streams:  # before anything gives the policy other weights
+                    begun = await self.compute.run(snapshotter.begin, self.step, source)
+                copying = self._copier.submit(self._copy, self.step, source, weights, begun)
                 policy.copied_by(copying)
                 self._serve(asyncio.wrap_future(copying))
             else:
@@ -325,9 +327,15 @@ class Trainer:
                 await self.compute.run(self._engine.mismatch.history.keep, self.step)
             self._snapshot_step = self.step
 
-    def _copy(self, step: int, source: tuple[Held, ...], weights: Sequence[Tensor]) -> WeightCopy:
+    def _copy(
+        self,
+        step: int,
+        source: tuple[Held, ...],
+        weights: Sequence[Tensor],
+        begun: WeightCopy | None,
+    ) -> WeightCopy:
         self._engine.mismatch.history.keep(step, weights)
-        snapshot = self._engine.snapshotter.begin(step, source)
+        snapshot = begun or self._engine.snapshotter.begin(step, source)
         self._engine.snapshotter.gather(snapshot)
         return snapshot
 

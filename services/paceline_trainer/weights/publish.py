@@ -112,7 +112,7 @@ class Snapshotter:
         # in the engine's precision, and in its own thread or on a GPU, which another thread's work
         # does not hold up. If not, the gathered tensors do.
         in_place = not policy.whole or group.device.type == "cuda"
-        self._streams = engine_dtype == dtype and in_place
+        self.streams = engine_dtype == dtype and in_place
         self._skeleton: Any = None
         vocab = int(policy.config.get_text_config().vocab_size)
         self._canary = tuple((1 + 7919 * i) % vocab for i in range(CANARY_LENGTH))
@@ -124,10 +124,10 @@ class Snapshotter:
         If the canary needs the tensors themselves, they are gathered at once. `source`: what
         `source` has returned, if the weights may be others by now.
         """
-        logprobs = self._forward() if self._streams else ()
+        logprobs = self._forward() if self.streams else ()
         reshard(self._policy)
         tensors, source = TensorQueue(), source or self.source()
-        if not self._streams:
+        if not self.streams:
             logprobs = self._gather_for_canary(source, tensors)
         published = self._published(source)
         entries, num_bytes = plan(
@@ -152,7 +152,7 @@ class Snapshotter:
     @torch.no_grad()
     def gather(self, snapshot: WeightCopy) -> None:
         """Gather the full weights in engine precision, tensor by tensor."""
-        if not self._streams:
+        if not self.streams:
             return
         error: BaseException | None = None
         try:
