@@ -23,6 +23,7 @@ from paceline.server.chassis import Chassis, serve
 from paceline.transport.principal import ALL_TENANTS
 from paceline_experience import service as experience
 from paceline_gateway import service as gateway
+from paceline_harness.models.folders import write_empty_model
 
 
 @dataclass
@@ -159,9 +160,7 @@ async def peopled(site: Site, job: dict[str, Any]) -> Site:
 def job(tmp_path: Path) -> dict[str, Any]:
     folder = tmp_path / "model"
     folder.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (folder / name).write_text("{}")
-    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    write_empty_model(folder)
     return {
         "name": "confidential",
         "model": {"path": str(folder)},

@@ -30,6 +30,7 @@ from paceline.errors import (
 from paceline.transport.rpc import call, connect
 from paceline.v1 import tenants_pb2 as pb
 from paceline.v1.tenants_pb2_grpc import TenantsStub
+from paceline_harness.models.folders import write_empty_model
 
 if TYPE_CHECKING:
     from conftest import Client
@@ -96,9 +97,7 @@ def test_sizes_that_are_not_named_are_those_of_the_installation() -> None:
 def job_with_code(folder: Path, kind: str = "scoring:score") -> Path:
     """A job file beside its code."""
     (folder / "task").mkdir(parents=True)
-    for name in ("config.json", "tokenizer.json"):
-        (folder / name).write_text("{}")
-    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    write_empty_model(folder)
     (folder / "task" / "scoring.py").write_text("def score(item): return 1.0\n")
     job = {
         "name": "own",
@@ -160,9 +159,7 @@ async def test_code_of_one_tenant_is_unknown_to_others(url: str, tmp_path: Path)
 async def test_a_submit_over_the_quota_is_refused_once(
     url: str, client: Client, tmp_path: Path
 ) -> None:
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    write_empty_model(tmp_path)
     job = {
         "name": "sums",
         "tenant": "a",

@@ -17,6 +17,7 @@ from paceline.transport.rpc import connect
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_gateway.service import GatewayService, build
 from paceline_harness.jobs import JobsInMemory, serve_jobs
+from paceline_harness.models.folders import write_empty_model
 from paceline_harness.ports import held_port
 
 if TYPE_CHECKING:
@@ -111,9 +112,7 @@ async def gateway(
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    write_empty_model(folder)
     return folder
 
 

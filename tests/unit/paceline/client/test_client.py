@@ -30,6 +30,7 @@ from paceline.files import token_of
 from paceline.server.chassis import Chassis, serve
 from paceline_gateway.service import GatewayService, build
 from paceline_harness.jobs import JobsInMemory, serve_jobs
+from paceline_harness.models.folders import write_empty_model
 from paceline_harness.ports import free_port
 
 TO_THE_END = (JobState.STARTING, JobState.RUNNING, JobState.SUCCEEDED)
@@ -101,9 +102,7 @@ async def client(gateway: Gateway) -> AsyncIterator[AsyncClient]:
 def job(tmp_path: Path) -> dict[str, Any]:
     folder = tmp_path / "model"
     folder.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (folder / name).write_text("{}")
-    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    write_empty_model(folder)
     return {
         "name": "demo",
         "model": {"path": str(folder)},

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from paceline_harness.models.folders import NO_TENSORS
 from paceline_harness.models.hub import FakeHub, serving_hub
 
 TOKEN = "hf_secret_of_these_tests"
-EMPTY = (2).to_bytes(8, "little") + b"{}"
 FILES = {
     "config.json": b'{"vocab_size": 4}',
     "tokenizer.json": b"{}",
-    "model.safetensors": EMPTY,
+    "model.safetensors": NO_TENSORS,
     "modeling.py": b"raise SystemExit",
     "onnx/config.json": b"{}",
 }
@@ -131,7 +131,7 @@ def test_what_cannot_be_had_is_named(hub: FakeHub, machine: Machine) -> None:
     hub.repo("org/pickle").push({**pickle, "pytorch_model.bin": b"x"})
     index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
     split = {**pickle, "model.safetensors.index.json": index.encode()}
-    hub.repo("org/split").push({**split, "model-1.safetensors": EMPTY})
+    hub.repo("org/split").push({**split, "model-1.safetensors": NO_TENSORS})
     hub.repo("org/large").push({**FILES, "tokenizer.json": b" " * 2000})
     cases = {
         "org/none": "ConfigError: model.path: org/none is neither a folder on the gateway's",
@@ -167,7 +167,7 @@ def test_an_unreachable_hub_is_named(hub: FakeHub, machine: Machine) -> None:
 
 
 def test_damaged_weights_are_found_before_they_are_used(hub: FakeHub, machine: Machine) -> None:
-    commit = hub.repo("org/tiny").push({**FILES, "model.safetensors": EMPTY + b"0" * 64})
+    commit = hub.repo("org/tiny").push({**FILES, "model.safetensors": NO_TENSORS + b"0" * 64})
     call = ("folder", {"path": "org/tiny", "revision": commit})
     hub.damaged.add("model.safetensors")
     [answer] = machine.run(call)

@@ -17,9 +17,14 @@ from paceline.config.sections.model import ModelSettings, ModelSpec
 from paceline.errors import ConfigError, UnavailableError
 from paceline.models.resolve import ModelResolver
 from paceline.models.weights import check_header
+from paceline_harness.models.folders import NO_TENSORS
 
-EMPTY = (2).to_bytes(8, "little") + b"{}"
-FILES = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": EMPTY, "a.py": b"1"}
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "model.safetensors": NO_TENSORS,
+    "a.py": b"1",
+}
 SETTINGS = ModelSettings(stores=("file", "memory"))
 NAMES = ("config.json", "tokenizer.json", "chat_template.jinja")
 CHILD = """
@@ -57,7 +62,7 @@ def test_a_folder_is_pinned_and_cached_by_its_content(url: str, tmp_path: Path) 
         name: data for name, data in FILES.items() if name != "a.py"
     }
     fs, root = fsspec.url_to_fs(url)
-    fs.pipe_file(f"{root}/model.safetensors", EMPTY + b" ")
+    fs.pipe_file(f"{root}/model.safetensors", NO_TENSORS + b" ")
     assert resolver(tmp_path / "a").folder(found.spec) == folder  # what the job was accepted with
     with pytest.raises(ConfigError, match="has changed since the job was submitted"):
         resolver(tmp_path / "b").folder(found.spec)
@@ -71,7 +76,7 @@ def test_what_a_dead_process_left_does_not_count(url: str, tmp_path: Path) -> No
     draft.mkdir(parents=True)
     (draft / "model.safetensors").write_bytes(b"half")
     folder = resolver(tmp_path).folder(spec)
-    assert (folder / "model.safetensors").read_bytes() == EMPTY
+    assert (folder / "model.safetensors").read_bytes() == NO_TENSORS
     assert not draft.exists()
 
 
@@ -160,7 +165,14 @@ def test_damaged_headers(tmp_path: Path) -> None:
     whole = len(head).to_bytes(8, "little") + head + b"1234"
     path.write_bytes(whole)
     check_header(path)
-    for damaged in (whole[:-1], whole + b"1", whole[:20], b"", b"\xff" * 100, EMPTY[:8] + b"[]"):
+    for damaged in (
+        whole[:-1],
+        whole + b"1",
+        whole[:20],
+        b"",
+        b"\xff" * 100,
+        NO_TENSORS[:8] + b"[]",
+    ):
         path.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"damaged|no safetensors"):
             check_header(path)
