@@ -60,10 +60,8 @@ class JobFiles:
             raise UnavailableError(f"checkpoint {step} of {job_id}: {error}") from error
 
     def _copy_stored(self, job_id: str, to: str, step: int) -> None:
-        from fsspec.core import url_to_fs  # heavy, and not needed by most installations
-
+        fs, root = self._opened()
         try:
-            fs, root = url_to_fs(f"{self._storage}/jobs")
             folders = fs.glob(f"{root}/{job_id}/checkpoints/step-{step:06d}.*")
             for folder in folders:
                 name = str(folder).rstrip("/").rpartition("/")[2]
@@ -72,7 +70,7 @@ class JobFiles:
                     target = f"{root}/{to}/checkpoints/{name}/{place}"
                     fs.makedirs(target.rpartition("/")[0], exist_ok=True)
                     fs.copy(path, target)
-        except (ImportError, ValueError, OSError) as error:
+        except OSError as error:
             raise UnavailableError(f"storage: {self._storage!r}: {error}") from error
         if not folders:
             raise UnavailableError(f"checkpoint {step} of {job_id} is not in the storage")
@@ -102,16 +100,20 @@ class JobFiles:
             path.unlink(missing_ok=True)
 
     def _remove_stored(self, job_id: str) -> None:
+        fs, root = self._opened()
+        try:
+            fs.rm(f"{root}/{job_id}", recursive=True)
+        except FileNotFoundError:
+            return
+
+    def _opened(self) -> tuple[Any, str]:
+        """The storage, and the path of the folders of jobs in it."""
         from fsspec.core import url_to_fs  # heavy, and not needed by most installations
 
         try:
-            fs, root = url_to_fs(f"{self._storage}/jobs/{job_id}")
-        except (ImportError, ValueError) as error:
+            return url_to_fs(f"{self._storage}/jobs")
+        except (ImportError, ValueError, OSError) as error:
             raise UnavailableError(f"storage: {self._storage!r}: {error}") from error
-        try:
-            fs.rm(root, recursive=True)
-        except FileNotFoundError:
-            return
 
 
 def _linked(source: str, target: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.data.files import format_of
 from paceline.errors import InvalidError, UnavailableError
+from paceline.object_stores import package_of
 
 _PIECE_BYTES = 1 << 20
 MAX_FILES = 1000
@@ -86,10 +87,8 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
         return fsspec.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        needed = "s3fs" if scheme == "s3" else f"the package of {scheme}:// for fsspec"
         raise InvalidError(
-            f"{url}: {error}; install {needed} beside experience (pip install 'paceline[data]' "
-            f"{'s3fs' if scheme == 's3' else ''})".replace(" )", ")")
+            f"{url}: {error}; install {package_of(scheme)} and paceline[data] beside experience"
         ) from None
 
 

@@ -14,11 +14,11 @@ from typing import Any
 from paceline.errors import ConfigError, UnavailableError
 from paceline.files import locked, sync
 from paceline.models.weights import is_wanted
+from paceline.object_stores import package_of
 
 _BLOCK_BYTES = 8 << 20
 # What stores call the version of an object's content; without one, the time of its last change.
 _VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "generation", "LastModified", "mtime")
-_EXTRAS = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +134,9 @@ class ModelStores:
         try:
             fs, root = url_to_fs(url)
         except ImportError:
-            package = _EXTRAS.get(scheme, "a package for fsspec")
             raise ConfigError(
-                f"model.path: {scheme}:// needs {package}, which is not installed in gateway or "
-                "trainer"
+                f"model.path: {scheme}:// needs {package_of(scheme)}, which is not installed in "
+                "gateway or trainer"
             ) from None
         except ValueError as error:
             raise ConfigError(f"model.path: {_shown(url)}: {error}") from None
