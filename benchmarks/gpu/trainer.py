@@ -65,6 +65,7 @@ def samples(shape: Shape) -> list[pb.TrainSample]:
     """Groups of one prompt; lengths of answers are lognormal, at most four times the median."""
     chance = np.random.default_rng(0)
     found: list[pb.TrainSample] = []
+    prompt: list[int] = []
     for index in range(shape.groups * shape.group):
         if index % shape.group == 0:
             prompt = chance.integers(0, shape.vocab, shape.prompt).tolist()
@@ -147,11 +148,11 @@ def ceiling_tflops(device: Any) -> float:
         return 0.0
     one, two = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
     for _ in range(3):
-        one @ two
+        torch.matmul(one, two)
     synchronize(device)
     started = time.perf_counter()
     for _ in range(10):
-        one @ two
+        torch.matmul(one, two)
     synchronize(device)
     return 10 * 2 * 8192**3 / (time.perf_counter() - started) / 1e12
 

@@ -184,6 +184,11 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
             self._changed.notify_all()
 
 
+def jobs_in_memory() -> JobsInMemory:
+    """One without jobs; calls that no test makes are not implemented."""
+    return JobsInMemory()  # pyright: ignore[reportAbstractUsage]
+
+
 async def serve_jobs(
     jobs: JobsInMemory, *, port: int = 0, credentials: grpc.ServerCredentials | None = None
 ) -> tuple[aio.Server, int]:

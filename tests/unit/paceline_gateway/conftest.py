@@ -16,7 +16,7 @@ from paceline.server.chassis import Chassis, serve
 from paceline.transport.rpc import connect
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_gateway.service import GatewayService, build
-from paceline_harness.jobs import JobsInMemory, serve_jobs
+from paceline_harness.jobs import JobsInMemory, jobs_in_memory, serve_jobs
 from paceline_harness.models.folders import write_empty_model
 from paceline_harness.ports import held_port
 
@@ -84,7 +84,7 @@ def upstream_port() -> Iterator[int]:
 async def gateway(
     tmp_path: Path, settings_changes: dict[str, Any], upstream_port: int
 ) -> AsyncIterator[Gateway]:
-    jobs = JobsInMemory()
+    jobs = jobs_in_memory()
     upstream, port = await serve_jobs(jobs, port=upstream_port)
     made: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()
 

@@ -25,7 +25,7 @@ from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_gateway.service import build
 from paceline_harness.certificates import Authority
-from paceline_harness.jobs import JobsInMemory, serve_jobs
+from paceline_harness.jobs import jobs_in_memory, serve_jobs
 
 if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
@@ -62,7 +62,7 @@ def settings(run_dir: Path, **changes: Any) -> ServiceSettings:
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
     authority = Authority(tmp_path)
     upstream, port = await serve_jobs(
-        JobsInMemory(), credentials=server_credentials(authority.issue("experience"))
+        jobs_in_memory(), credentials=server_credentials(authority.issue("experience"))
     )
     tls = authority.issue("gateway", names=NAMES, require_client=False)
     gateway = settings(tmp_path, experience=f"127.0.0.1:{port}", tls=tls)

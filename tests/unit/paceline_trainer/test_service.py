@@ -20,7 +20,7 @@ from paceline.v1 import trainer_pb2 as pb
 from paceline.v1.options_pb2 import WORKER_KIND_TRAINER
 from paceline.v1.trainer_pb2_grpc import TrainerStub
 from paceline_harness.ports import free_port
-from paceline_trainer.checkpoints.checkpoint import META
+from paceline_trainer.checkpoints.folders import META
 from paceline_trainer.checkpoints.format import INDEX, file_of
 from paceline_trainer.ranks.rank_info import RankInfo, find_rank
 from paceline_trainer.ranks.start import of_rank, run

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from paceline.config.job import OptimizerSpec
 from paceline.errors import ConfigError, PacelineError, UnavailableError
-from paceline_trainer.checkpoints.checkpoint import META, Checkpoints
+from paceline_trainer.checkpoints.checkpoint import Checkpoints
+from paceline_trainer.checkpoints.folders import META
 from paceline_trainer.checkpoints.storage import Storage
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.loading import load_policy

@@ -29,7 +29,7 @@ from paceline.errors import (
 from paceline.files import token_of
 from paceline.server.chassis import Chassis, serve
 from paceline_gateway.service import GatewayService, build
-from paceline_harness.jobs import JobsInMemory, serve_jobs
+from paceline_harness.jobs import JobsInMemory, jobs_in_memory, serve_jobs
 from paceline_harness.models.folders import write_empty_model
 from paceline_harness.ports import free_port
 
@@ -83,7 +83,7 @@ class Gateway:
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    jobs = JobsInMemory()
+    jobs = jobs_in_memory()
     upstream, port = await serve_jobs(jobs)
     made = Gateway(jobs=jobs, upstream_port=port, run_dir=tmp_path)
     await made.start()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from paceline.config.job import CodeSpec
+from paceline.config.uploads import CodeSpec
 from paceline.enums import StopReason
 from paceline.sandbox import landlock
 from paceline.v1 import experience_pb2 as pb
