@@ -426,10 +426,13 @@ class Groups:
         """
         if dropped is not None:
             trained = dict.fromkeys(names, self._core.state.step)
+        gone: list[str] = []
         if trained:
-            names = await self.samples.keep(trained, self._sizes, dropped=dropped)
+            gone = await self.samples.keep(trained, self._sizes, dropped=dropped)
         if self._replay is not None:
-            names = await self._replay.unused(names)
+            names = await self._replay.unused(names, let_go=gone)
+        else:
+            names = list(dict.fromkeys([*names, *gone]))
         names = [name for name in names if name not in self.samples.names]
         if names:
             await self._payloads.drop(names)

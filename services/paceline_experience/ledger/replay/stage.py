@@ -143,11 +143,14 @@ class ReplayStage:
             state.unpinned |= lost
             await self._core.decide([{"stored": {}, "evicted": change.evicted}])
 
-    async def unused(self, names: Iterable[str]) -> list[str]:
-        """Which of these payloads nobody needs, and of those that were let go before."""
+    async def unused(self, names: Iterable[str], *, let_go: Iterable[str]) -> list[str]:
+        """Which of these payloads nobody needs, and of those that are or were let go.
+
+        What is let go may be a trained trajectory by now, which stays while it is listed.
+        """
         state = self._core.state
         free = [name for name in names if not state.pinned(name)]
-        let_go = {name for name in state.unpinned if not state.pinned(name)}
+        let_go = {name for name in {*state.unpinned, *let_go} if not state.pinned(name)}
         state.unpinned = set()
         let_go = {name for name in let_go if not state.owns(name)}.difference(free)
         if let_go:

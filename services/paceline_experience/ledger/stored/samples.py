@@ -88,15 +88,22 @@ class KeptSamples:
         *,
         dropped: DropReason | None = None,
     ) -> list[str]:
-        """Inside a transaction: what to delete when these, by step, are no longer needed.
+        """Inside a transaction: make samples of some of these, by step, that are no longer needed.
 
-        These but for the ones that become samples, and samples that have to make room for them.
+        Returns the samples that had to make room for them.
         """
         if dropped in _UNTOLD or self._core.state.closed:
-            return list(names)
-        drawn = [name for name, step in names.items() if self._draws(name, (step, dropped or ""))]
+            return []
+        drawn = [
+            name
+            for name, step in names.items()
+            # One that was replaced before its group was dropped is gone already.
+            if name in sizes
+            and name not in self._notes
+            and self._draws(name, (step, dropped or ""))
+        ]
         if not drawn:
-            return list(names)
+            return []
         known = await self.notes(drawn) if dropped is None else [PayloadNote()] * len(drawn)
         notes = {
             name: PayloadNote(names[name], dropped or "", before.advantage)
@@ -106,7 +113,7 @@ class KeptSamples:
             self._add(name, note, sizes.get(name, 0))
         gone = self._make_room()
         await self._write(notes, gone)
-        return [*(name for name in names if name not in notes), *gone]
+        return gone
 
     async def _write(self, notes: Mapping[str, PayloadNote], gone: Sequence[str]) -> None:
         """Write which samples there are now; those of `notes` are new."""
