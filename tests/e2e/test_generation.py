@@ -50,6 +50,8 @@ def test_waves_and_recalls_survive_kills(
         stop={"steps": STEPS},
         tasks={"environment": "quiz", "options": {"turns": TURNS, "pause_s": 0.05}},
         reward=[{"kind": "environment"}],  # one for each turn
+        # Untrained, the model hardly ever ends a turn; so some episodes see all of them.
+        sampling={"max_tokens": 4, "max_context": 32, "stop": list("0123456789")},
         experience={**WAVES, "mode": "april", "filters": [{"kind": "any_repair", "seed": 3}]},
     )
     with platform.client() as client:
