@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from io import BytesIO
 from pathlib import Path
@@ -117,10 +116,10 @@ async def test_a_hostile_filter_fails_its_job_and_delays_no_other(
             for each in trainers:
                 await each.publish_version(0)
             waits = asyncio.create_task(trainers[0].take(0))
-            started = time.monotonic()
             for step in range(4):
                 await trainers[1].train(step)
-            assert time.monotonic() - started < 4.0
+            if what == "loop":
+                assert not waits.done()  # the other's filter was running all the time
             assert (await asyncio.wait_for(waits, 60.0))[0].stop == types_pb2.STOP_REASON_CANCELLED
         async with asyncio.timeout(10.0):
             while (await client.get(bad)).status.state != types_pb2.JOB_STATE_FAILED:

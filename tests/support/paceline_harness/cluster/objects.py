@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from kubernetes import client, config, dynamic
 from kubernetes.client import ApiException
+from urllib3 import Retry
 
 Object = dict[str, Any]
 _MANAGER = "paceline-testing"
@@ -28,7 +29,15 @@ _API_VERSIONS = {
     "TrainingJob": "paceline.dev/v1alpha1",
 }
 _NOT_FOUND, _TOO_MANY = 404, 429
-_PAUSE_S = 0.1
+_PAUSE_S, _REQUEST_S = 0.1, 30.0
+
+
+class _Client(client.ApiClient):
+    """Requests have a deadline, which the library does not set."""
+
+    def call_api(self, *args: Any, _request_timeout: float | None = None, **more: Any) -> Any:
+        timeout = _request_timeout or _REQUEST_S
+        return super().call_api(*args, _request_timeout=timeout, **more)
 
 
 class Objects:
@@ -38,7 +47,9 @@ class Objects:
         self.namespace = namespace
         settings = client.Configuration()
         config.load_kube_config(str(kubeconfig), client_configuration=settings)
-        self._client = client.ApiClient(settings)
+        # Whatever is asked may be asked again: all objects have names.
+        settings.retries = Retry(total=3, allowed_methods=None)
+        self._client = _Client(settings)
         self._dynamic = dynamic.DynamicClient(self._client, cache_file=str(discovery))
         self._core = client.CoreV1Api(self._client)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -210,20 +211,26 @@ asyncio.run(main())
 async def test_a_worker_that_is_killed_while_it_installs_leaves_nothing_half_done(
     packages: Make, tmp_path: Path
 ) -> None:
-    cache = tmp_path / "cache"
     code = code_of(tmp_path / "code", "leaf")
     write_wheel(code / "wheels", "leaf", files={f"leaf{n}.py": "" for n in range(3000)})
-    worker = subprocess.Popen([sys.executable, "-c", KILLED, code, cache])
-    deadline = time.monotonic() + 30
-    while not list(cache.glob("new-*/site")):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-    family = psutil.Process(worker.pid).children(recursive=True)
-    worker.kill()
-    worker.wait()
-    psutil.wait_procs(family, timeout=5)
-    assert not any(map(goes_on, family))
-    assert not [each for each in cache.iterdir() if each.is_dir() and len(each.name) == 64]
+    cache = tmp_path / "cache"
+    for _ in range(3):
+        worker = subprocess.Popen([sys.executable, "-c", KILLED, code, cache])
+        deadline = time.monotonic() + 30
+        while not list(cache.glob("new-*/site")):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        family = psutil.Process(worker.pid).children(recursive=True)
+        worker.kill()
+        worker.wait()
+        psutil.wait_procs(family, timeout=5)
+        assert not any(map(goes_on, family))
+        # It may have been faster than this process, which others delay.
+        if not [each for each in cache.iterdir() if each.is_dir() and len(each.name) == 64]:
+            break
+        shutil.rmtree(cache)
+    else:
+        pytest.fail("each time the installation ended first")
     found = await installed(packages(), code)
     assert len(list(found.glob("leaf*.py"))) == 3000
     assert not list(cache.glob("new-*"))
