@@ -30,5 +30,10 @@ def sealed_processes(service: psutil.Process | None = None) -> list[psutil.Proce
 
 
 def _warm_processes(service: psutil.Process) -> list[psutil.Process]:
-    children = service.children()
-    return [each for each in children if any("zygote" in a for a in each.cmdline())]
+    return [each for each in service.children() if "zygote" in _command(each)]
+
+
+def _command(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):  # nor if it is a zombie
+        return " ".join(process.cmdline())
+    return ""

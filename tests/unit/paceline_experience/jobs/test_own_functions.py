@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import pytest
 
 from paceline.code.ledger_messages import context_fields, context_of
@@ -24,6 +23,7 @@ from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import called
 from paceline_experience.ledger.filters.chain import answered, trial_group
 from paceline_experience.ledger.generation.memory import Memory
+from paceline_harness.processes import sealed_processes
 
 if TYPE_CHECKING:
     from conftest import OwnCode
@@ -166,12 +166,6 @@ def group_of(*rewards: float) -> FinishedGroup:
     return FinishedGroup(3, rewards, ("x",) * n, (4,) * n, (False,) * n, parts)
 
 
-def sealed() -> list[psutil.Process]:
-    """Processes with code of jobs: children of the warm process."""
-    own = psutil.Process()
-    return [each for each in own.children(recursive=True) if each.ppid() != own.pid]
-
-
 GROUP = group_of(0.0, 1.0, 0.1 + 0.2, 1e-300)
 
 
@@ -258,11 +252,11 @@ async def test_a_job_that_hangs_delays_no_other_and_ends_at_once(functions: OwnF
     for _ in range(20):
         assert (await healthy.decided(other, GROUP)).kept == (0, 1, 2, 3)
     assert time.monotonic() - started < 1.0
-    assert len(sealed()) == 2
+    assert len(sealed_processes()) == 2
     functions.end("hanging")
     with pytest.raises(PacelineError, match="the job is over"):
         await asyncio.wait_for(call, 2.0)
-    assert len(sealed()) == 1
+    assert len(sealed_processes()) == 1
     assert (await healthy.decided(other, GROUP)).kept == (0, 1, 2, 3)
 
 
@@ -275,7 +269,7 @@ async def test_a_filter_may_repair(functions: OwnFunctions) -> None:
 async def test_a_process_stays_until_it_dies(functions: OwnFunctions) -> None:
     parts, plugin = await ready(functions, with_deed("count"))
     assert [len((await parts.decided(plugin, GROUP)).kept) for _ in range(3)] == [1, 2, 3]
-    (child,) = sealed()
+    (child,) = sealed_processes()
     child.kill()
     assert len((await parts.decided(plugin, GROUP)).kept) == 1
 
@@ -300,7 +294,7 @@ async def test_jobs_take_turns_when_there_are_more_than_processes(functions: Own
     for _ in range(2):
         told = await asyncio.gather(*(parts.decided(plugin, GROUP) for parts, plugin in found))
         assert all(each.kept for each in told)
-    assert len(sealed()) <= 4
+    assert len(sealed_processes()) <= 4
 
 
 def batch_of(seed: int, *, episodes: int = 64) -> EpisodeBatch:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from paceline.config.uploads import CodeSpec
@@ -16,6 +15,7 @@ from paceline.sandbox import landlock
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.ledger.generation.modes import EpisodeKey
 from paceline_experience.store.keys import JobKeys
+from paceline_harness.processes import sealed_processes
 
 if TYPE_CHECKING:
     from conftest import OwnCode, World, Worlds
@@ -222,9 +222,8 @@ async def test_a_process_that_dies_costs_no_group(
     ledger = await world.started()
     leased = await world.filled(ledger)
     await asyncio.sleep(0.1)
-    for each in psutil.Process().children(recursive=True):
-        if each.ppid() != psutil.Process().pid:
-            each.kill()
+    for each in sealed_processes():
+        each.kill()
     await decided(ledger)
     assert (await ledger.live()).ready_groups == len(leased)
 
