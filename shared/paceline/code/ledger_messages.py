@@ -24,7 +24,7 @@ from paceline.plugins import (
 )
 
 _COLUMNS = ("groups", "tasks", "rewards", "lengths", "truncated")
-_OPTIONAL = ("advantages", "weights", "logprobs", "replayed")
+_OPTIONAL = ("advantages", "weights", "logprobs", "replayed", "parents", "inherited")
 _TURNS = ("episodes", "indices", "starts", "ends", "rewards", "matched", "patched")
 MOST_NOTES = 100
 _PART, _TURN = "part/", "turn/"

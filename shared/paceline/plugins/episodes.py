@@ -45,6 +45,8 @@ class EpisodeBatch:
     parts: Mapping[str, Floats] = field(default_factory=dict[str, "Floats"])
     """The parts of the reward, [N] each; NaN where an episode lacks a part."""
     replayed: Bools | None = None  # [N], guests from earlier groups (`Replay`); None: none is
+    parents: Ints | None = None  # [N], index of the episode it continues (allocators), else -1
+    inherited: Ints | None = None  # [N], policy tokens at its start that it has from that episode
     advantages: Floats | None = None  # [N] or [T], by the part before; None in the first one
     weights: Floats | None = None  # [N], likewise
     logprobs: Floats | None = None  # [T], as reported by the engine (`tokens`)

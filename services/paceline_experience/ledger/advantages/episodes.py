@@ -8,6 +8,7 @@ import numpy as np
 
 from paceline.plugins import EpisodeBatch, Turns
 from paceline.v1 import types_pb2 as pb
+from paceline_experience.ledger.generation.allocation import starts_of
 from paceline_experience.ledger.records import EpisodeSummary
 from paceline_experience.ledger.state import GroupRecord
 from paceline_experience.store.payloads import unpack
@@ -34,6 +35,7 @@ def episode_batch(
         answers=tuple(e.answer for _, _, e in episodes),
         parts=_parts([e for _, _, e in episodes]),
         replayed=_replayed(groups),
+        **_continued(groups, episodes),
         logprobs=_logprobs(found) if "tokens" in needs else None,
         turns=_turns(found) if "turns" in needs else None,
     )
@@ -68,6 +70,25 @@ def _replayed(groups: Sequence[GroupRecord]) -> np.ndarray | None:
         return None
     flags = [(False,) * len(g.summaries()) + (True,) * len(g.guests) for g in groups]
     return np.concatenate([np.array(each, np.bool_) for each in flags])
+
+
+def _continued(
+    groups: Sequence[GroupRecord], episodes: Sequence[tuple[int, GroupRecord, EpisodeSummary]]
+) -> dict[str, np.ndarray]:
+    """Columns of the episodes that continue others; none if there are none."""
+    inherited = [e.inherited for _, _, e in episodes]
+    if not any(inherited):
+        return {}
+    parents: list[int] = []
+    for group in groups:
+        first, starts, indices = len(parents), starts_of(group), group.member_indices()
+        place = {index: first + number for number, index in enumerate(indices)}
+        found = [starts[index].parent if index < len(starts) else None for index in indices]
+        parents += [place.get(each[0], -1) if each else -1 for each in found]
+    return {
+        "parents": np.array(parents, np.int64),
+        "inherited": np.array(inherited, np.int64),
+    }
 
 
 def _logprobs(trajectories: Sequence[pb.Trajectory]) -> np.ndarray:

@@ -25,6 +25,7 @@ from paceline.methods.outcome_exploration.advantage import MAX_ANSWERS, outcome_
 from paceline.methods.puzzlecraft.advantage import distinct, entropy, puzzlecraft
 from paceline.methods.reinforce_pp.advantage import reinforce_pp, reinforce_pp_baseline
 from paceline.methods.rorecomp.advantage import rorecomp
+from paceline.methods.scope.advantage import shared_prefix
 from paceline.methods.turn_level.advantage import turn_level
 from paceline.methods.ui_s1.advantage import ui_s1
 from paceline.methods.xrpo.advantage import xrpo_novelty
@@ -349,6 +350,36 @@ def test_rorecomp_leaves_what_has_no_weight() -> None:
     found = rorecomp(replace(batch, weights=np.array([0.0, 1.0, 1.0, 0.5])), START)
     assert found.weights is not None
     assert found.weights.tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+def continued(advantages: list[float]) -> EpisodeBatch:
+    """Episodes of 3, 4 and 5 tokens: the second continues the first after 2, the third it after 3;
+    then one that continues nothing."""
+    batch = of_one_group([0.0, 0.0, 1.0, 0.0], lengths=[3, 4, 5, 2], advantages=advantages)
+    parents, inherited = np.array([-1, 0, 1, -1]), np.array([0, 2, 3, 0])
+    return replace(batch, parents=parents, inherited=inherited)
+
+
+@pytest.mark.parametrize(
+    ("credit", "first", "second"),
+    [("best", [3, 3, -1], [3, 3, 3, -2]), ("mean", [0, 0, -1], [0.5, 0.5, 0.5, -2])],
+)
+def test_what_episodes_share_has_the_credit_of_all(
+    credit: Any, first: list[float], second: list[float]
+) -> None:
+    found = shared_prefix(continued([-1.0, -2.0, 3.0, -4.0]), START, credit=credit)
+    close(found, [*first, *second, *[3] * 5, *[-4] * 2])
+    tokens = np.repeat([-1.0, -2.0, 3.0, -4.0], [3, 4, 5, 2])
+    close(shared_prefix(continued(tokens.tolist()), START, credit=credit), found)
+
+
+def test_without_continuations_nothing_changes() -> None:
+    values = [1.0, -1.0]
+    batch = of_one_group(values, lengths=[3, 2], advantages=values)
+    assert shared_prefix(batch, START).tolist() == values
+    none = np.array([-1, -1])
+    gone = replace(batch, parents=none, inherited=np.array([0, 1]))  # its parent is not trained
+    close(shared_prefix(gone, START), [1, 1, 1, -1, -1])
 
 
 def test_d3s_keeps_what_varies_most() -> None:

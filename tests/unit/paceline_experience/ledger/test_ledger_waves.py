@@ -151,7 +151,8 @@ async def test_a_child_continues_its_sibling_and_trains_only_its_own_tokens(
 ) -> None:
     """One policy token is kept of the parent, which has two tokens of prompt before it."""
     waves = {"allocator": {"kind": "any_waves", "deed": "child"}, "batch_groups": 1, "filters": []}
-    world = worlds(store, experience={**waves, "max_staleness": 0})
+    shaping = {"advantage_shaping": [{"kind": "shared_prefix"}]}
+    world = worlds(store, experience={**waves, **shaping, "max_staleness": 0})
     ledger = await world.started()
     await played(world, ledger, 0.0)
     (child,) = await ledger.lease(worker_id="w", train=1, evals=0)
@@ -170,6 +171,9 @@ async def test_a_child_continues_its_sibling_and_trains_only_its_own_tokens(
     assert len(sample.logprobs) == sum(run.count for run in sample.versions) == 2
     policy = [(s.start, s.end) for s in sample.spans if s.source == types_pb2.TOKEN_SOURCE_POLICY]
     assert policy == [(3, 5)]
+    (parent,) = [s for s in samples_of(share) if s.index == kept.parent]
+    assert parent.advantages[0] == sample.advantages[0] > 0.0  # it led to the success
+    assert max(parent.advantages[1:]) < 0.0
     assert share.total_tokens == sum(len(s.logprobs) for s in samples_of(share))
     assert share.stats.batch_tokens == share.total_tokens
     await world.clean(ledger)
