@@ -307,7 +307,9 @@ class EpisodeWorker:
         stages = self._peers.stages
         awaits = stages.waits_on("experience")
         with stages.wait("submit"), awaits, leased.span.child("submit", kind="client"):
-            await self._submitter.submit(leased.key.job_id, trajectory)
+            # What was scored in one message is submitted in one.
+            together = leased.episode.scored_with_others
+            await self._submitter.submit(leased.key.job_id, trajectory, soon=together)
 
     def _give_back(self, leased: OpenEpisode, reason: GiveBackReason, detail: str) -> None:
         if self._open.get(leased.key[:3]) is not leased:

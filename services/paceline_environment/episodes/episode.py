@@ -76,6 +76,7 @@ class Episode:
         self.over = False
         self.environment_reward = 0.0
         self.sampled = False  # it needs no further tokens
+        self.scored_with_others = False  # those that came with the same reply
         self._group, self._job, self._peers = group, group.job, peers
         self._index, self._attempt = index, attempt
         self._progress = progress
@@ -368,6 +369,7 @@ class Episode:
                 part_s=job.part_s,
             )
         self._reward_s = self._peers.clock() - started
+        self.scored_with_others = True
         return score
 
     def _told(self) -> tuple[str, str]:
