@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _LEASES_DRAIN_S = 3.0
 # What a reply has scored is submitted together, and its slots become free together: scores wait for
 # more of them, so that all three messages are fewer, and what follows need not wait again.
-_SCORE_LINGERS = 2.0
+_SCORE_LINGERS = 3.0
 _CREDIT_LINGERS = 0.2
 
 
