@@ -26,14 +26,20 @@ class Coalescer(Generic[Item]):
         self._linger = linger
         self._max_items = max_items
         self._items: list[Item] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._soon = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def put(self, item: Item) -> None:
-        """Queue an item."""
+    def put(self, item: Item, *, soon: bool = False) -> None:
+        """Queue an item; with `soon` no item waits any longer than for those that are put now."""
         self._items.append(item)
         if len(self._items) >= self._max_items:
             self._flush()
+        elif soon and not self._soon:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._soon = True
+            self._timer = asyncio.get_running_loop().call_soon(self._flush)
         elif self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._linger(), self._flush)
@@ -49,6 +55,7 @@ class Coalescer(Generic[Item]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._soon = False
         items, self._items = self._items, []
         if not items:
             return

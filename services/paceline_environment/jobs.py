@@ -166,14 +166,9 @@ class GroupContext:
             PacelineError: the tokenizer is out of reach.
         """
         key = _key(observation)
-        async with self._rendering:
-            if key not in self._rendered:
-                try:
-                    self._rendered[key] = await _render_first(self.job, observation)
-                except InvalidError as error:  # its siblings need not find it out for themselves
-                    self._rendered[key] = error
-                    raise
-        found = self._rendered[key]
+        found = self._rendered.get(key)
+        if found is None:
+            found = await self._render(key, observation)
         if isinstance(found, InvalidError):
             raise type(found)(found.message)
         tokens, spans = found
@@ -181,9 +176,19 @@ class GroupContext:
         builder.add_spans(tokens, spans)
         return builder
 
+    async def _render(self, key: Any, observation: Observation) -> _First | InvalidError:
+        async with self._rendering:
+            if key not in self._rendered:
+                try:
+                    self._rendered[key] = await _render_first(self.job, observation)
+                except InvalidError as error:  # its siblings need not find it out for themselves
+                    self._rendered[key] = error
+            return self._rendered[key]
+
 
 def _key(observation: Observation) -> Any:
-    return (observation.messages, observation.text, repr(observation.tools))
+    tools = repr(observation.tools) if observation.tools else ""
+    return (observation.messages, observation.text, tools)
 
 
 async def _render_first(job: JobContext, observation: Observation) -> _First:

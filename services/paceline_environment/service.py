@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
 _LEASES_DRAIN_S = 3.0
+# What a reply has scored is submitted together, and its slots become free together: scores wait for
+# more of them, so that all three messages are fewer, and what follows need not wait again.
+_SCORE_LINGERS = 3.0
+_CREDIT_LINGERS = 0.2
 
 
 class EnvironmentService(Service):
@@ -85,7 +89,7 @@ class EnvironmentService(Service):
             workers=self._rewards,
             connect=partial(connect_as, settings, kind=WorkerKind.REWARD),
             timeout_s=options.score_timeout_s,
-            linger=self._linger,
+            linger=lambda: _SCORE_LINGERS * self._linger(),
         )
         self._submitter = Submitter(experience=experience, linger=self._linger)
         self.worker = EpisodeWorker(
@@ -101,7 +105,7 @@ class EnvironmentService(Service):
             environments=options.environments,
             hello=self.worker.hello,
             receive=self.worker.receive,
-            linger=self._linger,
+            linger=lambda: _CREDIT_LINGERS * self._linger(),
         )
         self.worker.attach(self._leases)
         chassis.usage.measure_slots(

@@ -51,8 +51,10 @@ class Submitter:
         self._linger = linger
         self._jobs: dict[str, Coalescer[_PendingSubmission]] = {}
 
-    async def submit(self, job_id: str, trajectory: Trajectory) -> EpisodeOutcome:
-        """Submit a trajectory and wait until it is acknowledged.
+    async def submit(
+        self, job_id: str, trajectory: Trajectory, *, soon: bool = False
+    ) -> EpisodeOutcome:
+        """Submit a trajectory and wait until it is acknowledged; `soon`: as in `Coalescer.put`.
 
         Raises:
             LimitError: it is too large to send.
@@ -73,7 +75,7 @@ class Submitter:
                 f"{MAX_TRAJECTORY_BYTES}; make the episodes shorter"
             )
         outcome: asyncio.Future[EpisodeOutcome] = asyncio.get_running_loop().create_future()
-        self._jobs[job_id].put(_PendingSubmission(message, num_bytes, outcome))
+        self._jobs[job_id].put(_PendingSubmission(message, num_bytes, outcome), soon=soon)
         return await outcome
 
     def close(self) -> None:

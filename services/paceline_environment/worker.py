@@ -25,6 +25,7 @@ log = Log("worker")
 _MAX_DETAIL_BYTES = 4096
 _INSTALL_WAIT_S = 30.0
 _RENEW_SHARE = 3  # a lease is renewed after a third of its duration
+_PATIENCE = 8  # tokens that were sampled within `flush_s` are saved after so many times as long
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class OpenEpisode:
     episode: Episode | None = None
     task: asyncio.Task[None] | None = None
     flushed_tokens: int = 0
+    flushed_s: float = 0.0  # how long they took to sample
     flushed_sampled: bool = False
     scored: bool = False
     span: Span = NOTHING
@@ -158,6 +160,7 @@ class EpisodeWorker:
                 progress.append(leased.episode.progress())
                 leased.renewed, leased.unsaved_since = now, None
                 leased.flushed_tokens = leased.episode.num_sampled
+                leased.flushed_s = leased.episode.sampling_s(now)
                 leased.flushed_sampled = leased.episode.sampled
             elif now - leased.renewed > leased.lease_s / _RENEW_SHARE:
                 renew.append(leased.key)
@@ -185,17 +188,28 @@ class EpisodeWorker:
         self._give_back(leased, GiveBackReason.DRAIN, detail)
 
     def _due(self, leased: OpenEpisode, now: float) -> bool:
-        if leased.episode is None or leased.scored:
+        """Whether to save tokens: the longer they took to sample, the sooner.
+
+        So an episode whose short turn was followed by a slow step of its environment is not saved
+        for the few tokens that it would lose.
+        """
+        episode = leased.episode
+        if episode is None or leased.scored:
             return False
-        new = leased.episode.num_sampled - leased.flushed_tokens
+        new = episode.num_sampled - leased.flushed_tokens
         # An evaluation holds rollout workers until it is told that no more tokens are needed.
-        waits = leased.purpose is Purpose.EVAL and leased.episode.sampled
-        if new <= 0 and (not waits or leased.flushed_sampled):
+        waits = leased.purpose is Purpose.EVAL and episode.sampled and not leased.flushed_sampled
+        if new <= 0 and not waits:
             return False
         if leased.unsaved_since is None:
             leased.unsaved_since = now
-        age_s = now - leased.unsaved_since
-        return age_s >= self._limits.flush_s or new >= self._limits.flush_tokens
+        age_s, flush_s = now - leased.unsaved_since, self._limits.flush_s
+        if new >= self._limits.flush_tokens:
+            return True
+        if age_s < flush_s:
+            return False
+        lost_s = episode.sampling_s(now) - leased.flushed_s
+        return waits or lost_s >= flush_s or age_s >= _PATIENCE * flush_s
 
     def _open_episode(self, assignment: Assignment, position: int) -> OpenEpisode:
         index, attempt = assignment.indices[position], assignment.attempts[position]
@@ -293,7 +307,9 @@ class EpisodeWorker:
         stages = self._peers.stages
         awaits = stages.waits_on("experience")
         with stages.wait("submit"), awaits, leased.span.child("submit", kind="client"):
-            await self._submitter.submit(leased.key.job_id, trajectory)
+            # What was scored in one message is submitted in one.
+            together = leased.episode.scored_with_others
+            await self._submitter.submit(leased.key.job_id, trajectory, soon=together)
 
     def _give_back(self, leased: OpenEpisode, reason: GiveBackReason, detail: str) -> None:
         if self._open.get(leased.key[:3]) is not leased:

@@ -296,6 +296,11 @@ def combine(parts: Sequence[RewardPart], row: Sequence[Score]) -> Score:
         for part, score in zip(parts, row, strict=True)
         if score.detail
     )
-    return replace(
-        answer, reward=reward, parts=part_rewards, status=worst.status, detail=detail[:MAX_DETAIL]
+    return Score(
+        reward=reward,
+        parts=part_rewards,
+        status=worst.status,
+        raw_answer=answer.raw_answer,
+        normalised_answer=answer.normalised_answer,
+        detail=detail[:MAX_DETAIL],
     )

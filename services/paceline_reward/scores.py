@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -31,8 +30,7 @@ def as_score(value: Any) -> Score:
         return infra_error(f"returned a Score with wrong fields: {error}")
     if not math.isfinite(reward) or not all(map(math.isfinite, parts.values())):
         return infra_error(f"returned {reward!r} with parts {parts!r}, not finite")
-    return replace(
-        value,
+    return Score(
         reward=reward,
         parts=parts,
         status=status,

@@ -28,7 +28,8 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreReply:
         """Score all items with the parts of the job."""
         items = [_item(message) for message in request.items]
-        spans = [self._span(message.trace) for message in request.items]
+        traced = any(message.trace for message in request.items)
+        spans = [self._span(message.trace) for message in request.items] if traced else ()
         owner = QueueOwner(request.tenant, request.job_id)
         scores = await self._scorer.score(
             request.rewards_json, items, spans, owner=owner, code=request.code

@@ -49,6 +49,15 @@ def from_proto(message: Message, kind: type[N]) -> N:
     return _reader(type(message), kind)(message)
 
 
+def to_fields(message: Message, kind: type) -> dict[str, Any]:
+    """The fields of a dataclass as a dict, nested ones too: cheaper to make, and equal as JSON.
+
+    Raises:
+        InvalidError: as `from_proto`.
+    """
+    return _reader(type(message), kind, as_dict=True)(message)
+
+
 def to_struct(values: Mapping[str, Any]) -> Struct:
     """Convert a JSON object to a message, whose numbers are doubles."""
     made = Struct()
@@ -111,7 +120,20 @@ class _Pair:
 
 @cache
 def _writer(noun: type, kind: type[Message]) -> Convert:
-    names: dict[str, Any] = {"kind": kind}
+    arguments, names = _arguments(noun, kind)
+    return _compiled("noun", f"kind({', '.join(arguments)})", {**names, "kind": kind})
+
+
+@cache
+def _nested_writer(noun: type, kind: type[Message]) -> Convert:
+    """As `_writer`, but to keyword arguments: a constructor would copy a message, not a dict."""
+    arguments, names = _arguments(noun, kind)
+    return _compiled("noun", f"dict({', '.join(arguments)})", names)
+
+
+def _arguments(noun: type, kind: type[Message]) -> tuple[list[str], dict[str, Any]]:
+    """The arguments of a message's constructor as source, and the names in it."""
+    names: dict[str, Any] = {}
     arguments: list[str] = []
     for pair in _pairs(noun, kind):
         value = f"noun.{pair.noun.name}"
@@ -123,23 +145,24 @@ def _writer(noun: type, kind: type[Message]) -> Convert:
             field = f"noun.{pair.noun.name}"
             value = f"None if {field} == unset_{pair.noun.name} else {value}"
         arguments.append(f"{pair.proto.name}={value}")
-    return _compiled("noun", f"kind({', '.join(arguments)})", names)
+    return arguments, names
 
 
 @cache
-def _reader(kind: type[Message], noun: type) -> Convert:
+def _reader(kind: type[Message], noun: type, *, as_dict: bool = False) -> Convert:
     names: dict[str, Any] = {"kind": noun}
     arguments: list[str] = []
     for pair in _pairs(noun, kind):
         value = f"message.{pair.proto.name}"
-        if read := _read(pair):
+        if read := _read(pair, as_dict=as_dict):
             names[f"read_{pair.noun.name}"] = read
             value = f"read_{pair.noun.name}({value})"
         if pair.optional:
             names[f"unset_{pair.noun.name}"] = pair.unset
             value = f"{value} if message.HasField('{pair.proto.name}') else unset_{pair.noun.name}"
-        arguments.append(value)
-    return _compiled("message", f"kind({', '.join(arguments)})", names)
+        arguments.append(f"'{pair.noun.name}': {value}" if as_dict else value)
+    whole = ", ".join(arguments)
+    return _compiled("message", f"{{{whole}}}" if as_dict else f"kind({whole})", names)
 
 
 def _compiled(argument: str, expression: str, names: dict[str, Any]) -> Convert:
@@ -186,13 +209,13 @@ def _write(pair: _Pair) -> Convert | None:
             return None
         write: Convert = {None: 0, **numbers}.__getitem__ if pair.nullable else numbers.__getitem__
     elif is_dataclass(element):
-        write = _writer(element, _class_of(pair.proto))  # type: ignore[arg-type]
+        write = _nested_writer(element, _class_of(pair.proto))  # type: ignore[arg-type]
     else:
         return None
     return (lambda values: [write(value) for value in values]) if pair.repeated else write
 
 
-def _read(pair: _Pair) -> Convert | None:
+def _read(pair: _Pair, *, as_dict: bool) -> Convert | None:
     element = _element(pair.hint)
     if pair.is_struct:
         return from_struct
@@ -201,7 +224,7 @@ def _read(pair: _Pair) -> Convert | None:
     if _is_enum(element):
         read = _enum_reader(element, pair)
     elif is_dataclass(element):
-        read = _reader(_class_of(pair.proto), element)  # type: ignore[arg-type]
+        read = _reader(_class_of(pair.proto), element, as_dict=as_dict)  # type: ignore[arg-type]
     else:
         return tuple if pair.repeated else None
     return (lambda values: tuple([read(value) for value in values])) if pair.repeated else read

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -28,11 +27,11 @@ from paceline.types import (
     episode_id,
 )
 from paceline.v1 import reward_pb2
-from paceline_environment.episodes.calls import EnvironmentCalls, Loads
+from paceline_environment.episodes.calls import EnvironmentCalls, loads_of
 from paceline_environment.episodes.resume import has_begun, resume_plan, unread_turns
 from paceline_environment.episodes.scoring import Scoring
 from paceline_environment.episodes.stages import Stages
-from paceline_environment.episodes.turn import Turn
+from paceline_environment.episodes.turn import Turn, traced
 from paceline_environment.jobs import GroupContext, JobDialogue
 from paceline_environment.rollouts.failover import PolicyClient
 from paceline_environment.variants import ShownVariant, with_prompt
@@ -77,13 +76,14 @@ class Episode:
         self.over = False
         self.environment_reward = 0.0
         self.sampled = False  # it needs no further tokens
+        self.scored_with_others = False  # those that came with the same reply
         self._group, self._job, self._peers = group, group.job, peers
         self._index, self._attempt = index, attempt
         self._progress = progress
         self._span = span
         self._task = task
         self._environment = self._job.make_environment(assignment)
-        self._loads = self._environment if isinstance(self._environment, Loads) else None
+        self._loads = loads_of(self._environment)
         self._builder = TranscriptBuilder()
         self._start = group.starts.get(index)
         self._sampling = sampling_of(group, index)
@@ -100,6 +100,7 @@ class Episode:
         self._workers: list[str] = []
         self._worker = ""  # of the previous turn
         self._generate_s = self._environment_s = self._reward_s = 0.0
+        self._turn_began: float | None = None  # while one is generated
 
     @property
     def environment(self) -> Environment:
@@ -110,6 +111,11 @@ class Episode:
     def num_sampled(self) -> int:
         """Policy tokens so far, including those of an unfinished turn."""
         return self._builder.num_policy_tokens + (len(self._turn.tokens) if self._turn else 0)
+
+    def sampling_s(self, now: float) -> float:
+        """How long its tokens took to sample, including those of an unfinished turn."""
+        began = self._turn_began
+        return self._generate_s + (0.0 if began is None else now - began)
 
     async def run(self) -> Trajectory:
         """Run from the start, or from the progress of an earlier attempt, and score the result.
@@ -155,10 +161,15 @@ class Episode:
     async def act(self) -> str:
         """Generate the next turn; returns its text."""
         turn = self._begin_turn()
-        started = self._peers.clock()
-        with self._peers.stages.wait("generate"), self._generating(turn):
-            reason = await self._peers.policy.generate(turn)
+        self._turn_began = started = self._peers.clock()
+        with self._peers.stages.wait("generate"):
+            if self._span:
+                with traced(turn, self._span.child("generate", turn=len(self._actions))):
+                    reason = await self._peers.policy.generate(turn)
+            else:
+                reason = await self._peers.policy.generate(turn)
         self._generate_s += self._peers.clock() - started
+        self._turn_began = None
         self._builder.add_policy(turn.tokens, turn.logprobs, turn.versions)
         self._turn = None
         self._workers.extend(name for name in turn.workers if name not in self._workers)
@@ -203,25 +214,6 @@ class Episode:
             actions=tuple(self._actions),
             sampled=self.sampled,
         )
-
-    @contextmanager
-    def _generating(self, turn: Turn) -> Generator[None]:
-        """Trace a turn with the attributes of OpenTelemetry's conventions for generative AI."""
-        with self._span.child("generate", turn=len(self._actions)) as span:
-            turn.span = span
-            yield
-            if span:
-                span.set(
-                    versions=[run.version for run in turn.versions],
-                    **{
-                        "gen_ai.operation.name": "text_completion",
-                        "gen_ai.request.max_tokens": turn.sampling.max_tokens,
-                        "gen_ai.request.temperature": turn.sampling.temperature,
-                        "gen_ai.usage.input_tokens": len(turn.prefix),
-                        "gen_ai.usage.output_tokens": len(turn.tokens),
-                        "gen_ai.response.finish_reasons": [turn.finished() or FinishReason.STOP],
-                    },
-                )
 
     def _begin_turn(self) -> Turn:
         assignment, spec = self._group.assignment, self._job.spec
@@ -351,6 +343,7 @@ class Episode:
         if self._truncated and self._job.spec.sampling.on_truncation == "zero":
             return Score(reward=0.0, parts={}, detail="truncated")
         started = self._peers.clock()
+        variant, meta = self._told()
         item = reward_pb2.ScoreItem(
             episode_id=episode_id(self._group.assignment.group_id, self._index),
             task=self._group.task,
@@ -359,12 +352,14 @@ class Episode:
             truncated=self._truncated,
             turns=self._turns(),
             max_tokens=self._sampling.max_tokens,
+            variant=variant,
+            variant_meta=meta,
         )
-        item.variant, item.variant_meta = self._told()
         scoring, stages, job = self._peers.scoring, self._peers.stages, self._job
         waiting = stages.waits_on(scoring.awaited(job.job_id))
         with stages.wait("score"), waiting, self._span.child("score", kind="client") as span:
-            item.trace = span.sent
+            if span:
+                item.trace = span.sent
             score = await scoring.score(
                 job_id=job.job_id,
                 rewards=job.rewards,
@@ -374,6 +369,7 @@ class Episode:
                 part_s=job.part_s,
             )
         self._reward_s = self._peers.clock() - started
+        self.scored_with_others = True
         return score
 
     def _told(self) -> tuple[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from paceline.enums import FinishReason
@@ -74,3 +75,22 @@ class Turn:
         """Wake the caller that awaits `ending`; a second call has no effect."""
         if self.ending is not None and not self.ending.done():
             self.ending.set_result(ending)
+
+
+@contextmanager
+def traced(turn: Turn, span: Span) -> Generator[None]:
+    """Trace a turn with the attributes of OpenTelemetry's conventions for generative AI."""
+    with span:
+        turn.span = span
+        yield
+        span.set(
+            versions=[run.version for run in turn.versions],
+            **{
+                "gen_ai.operation.name": "text_completion",
+                "gen_ai.request.max_tokens": turn.sampling.max_tokens,
+                "gen_ai.request.temperature": turn.sampling.temperature,
+                "gen_ai.usage.input_tokens": len(turn.prefix),
+                "gen_ai.usage.output_tokens": len(turn.tokens),
+                "gen_ai.response.finish_reasons": [turn.finished() or FinishReason.STOP],
+            },
+        )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic_core import to_json
 
-from paceline.types import Trajectory
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.trajectories import ExportRange
 
@@ -73,7 +73,7 @@ def _create(draft: Path) -> None:
     draft.write_text("")
 
 
-def _append(draft: Path, trajectories: Iterable[Trajectory]) -> None:
+def _append(draft: Path, trajectories: Iterable[Mapping[str, Any]]) -> None:
     with draft.open("ab") as file:
         for each in trajectories:
             file.write(to_json(each) + b"\n")

@@ -137,8 +137,7 @@ class Groups:
             self._num_accepted += len(names)
             self._accepted_bytes += sum(len(new[name]) for name in names)
             await self.free([name for name in new if name not in names])
-            for each in accepted:
-                self._core.meter.submitted(each.message)
+            self._core.meter.submitted([each.message for each in accepted])
         return outcomes
 
     async def _store(self, new: Mapping[str, bytes]) -> None:

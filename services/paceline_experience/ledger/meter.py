@@ -94,24 +94,21 @@ class JobMeter:
         """Leases expired or were taken from workers that are gone."""
         self._metrics.add("expired", count, job=self._job_id)
 
-    def submitted(self, message: pb.Trajectory) -> None:
-        """A trajectory was accepted."""
-        job, timing = self._job_id, message.timing
+    def submitted(self, messages: Sequence[pb.Trajectory]) -> None:
+        """Trajectories were accepted."""
+        if not messages:
+            return
+        job = self._job_id
         self._sampled = self._clock()
-        purpose = _PURPOSES.get(message.purpose, Purpose.TRAIN)
-        self._metrics.add("submitted", job=job, purpose=purpose)
-        reported = timing.generate_s + timing.environment_s + timing.reward_s
-        stages = {
-            "generate": timing.generate_s,
-            "environment": timing.environment_s,
-            "reward": timing.reward_s,
-            "other": max(timing.total_s - reported, 0.0),
-        }
-        for stage, seconds in stages.items():
-            self._metrics.add("episode_seconds", max(seconds, 0.0), job=job, episode_stage=stage)
-        for name, value in message.score.parts.items():
-            total, count = self._parts.get(name, (0.0, 0))
-            self._parts[name] = (total + value, count + 1)
+        purposes = Counter(_PURPOSES.get(each.purpose, Purpose.TRAIN) for each in messages)
+        for purpose, count in purposes.items():
+            self._metrics.add("submitted", count, job=job, purpose=purpose)
+        for stage, seconds in _stages(messages).items():
+            self._metrics.add("episode_seconds", seconds, job=job, episode_stage=stage)
+        for each in messages:
+            for name, value in each.score.parts.items():
+                total, count = self._parts.get(name, (0.0, 0))
+                self._parts[name] = (total + value, count + 1)
 
     def decided(self, rewards: Sequence[float]) -> None:
         """A group is complete, with these rewards of its episodes."""
@@ -186,3 +183,18 @@ class JobMeter:
                     self._metrics.set(
                         "eval_score", value, job=self._job_id, evaluation=name, score=score
                     )
+
+
+def _stages(messages: Sequence[pb.Trajectory]) -> dict[str, float]:
+    """Seconds of episodes by stage."""
+    generate = environment = reward = other = 0.0
+    for each in messages:
+        timing = each.timing
+        in_generate = timing.generate_s
+        in_environment = timing.environment_s
+        in_reward = timing.reward_s
+        generate += max(in_generate, 0.0)
+        environment += max(in_environment, 0.0)
+        reward += max(in_reward, 0.0)
+        other += max(timing.total_s - in_generate - in_environment - in_reward, 0.0)
+    return {"generate": generate, "environment": environment, "reward": reward, "other": other}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -20,15 +21,16 @@ from paceline_experience.store.payloads import PayloadStore, unpack
 
 _TOKEN = re.compile(r"[0-9]{1,19}(\.[0-9]{1,19})?(e\+[0-9]{1,3})?")  # an offset
 _FETCH_SIZE = 8
+Read = TypeVar("Read")
 _STEP = 1 << 20  # offsets per step, as `commit.lua` assigns them
 log = Log("trajectories")
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryListPage:
-    """Trajectories in the order of training; `offset` is that of the last one."""
+    """Trajectories in the order of training, as dicts; `offset` is that of the last one."""
 
-    found: list[Trajectory]
+    found: list[dict[str, Any]]
     offset: int
 
 
@@ -84,7 +86,7 @@ class Trajectories:
         num_bytes = 0
         items: list[Trajectory] = []
         for start in range(0, len(names), _FETCH_SIZE):
-            fetched = await self._find(names[start : start + _FETCH_SIZE])
+            fetched = await self._find(names[start : start + _FETCH_SIZE], _as_trajectory)
             for num_read, (size, each) in enumerate(fetched, start + 1):
                 items += [each] if each is not None else []
                 num_bytes += size
@@ -135,7 +137,7 @@ class Trajectories:
             names: list[bytes] = await self._core.store.command(
                 "ZRANGEBYSCORE", self._core.keys.ring, f"({after}", until, "LIMIT", 0, page_size
             )
-            fetched = await self._find([name.decode() for name in names])
+            fetched = await self._find([name.decode() for name in names], _as_fields)
             found = [each for _, each in fetched if each is not None]
             offset = await self._offset(names[-1]) if names else until
         return TrajectoryListPage(found, offset)
@@ -156,9 +158,11 @@ class Trajectories:
     async def _offset(self, name: bytes) -> int:
         return int(float(await self._core.store.command("ZSCORE", self._core.keys.ring, name)))
 
-    async def _find(self, names: Sequence[str]) -> list[tuple[int, Trajectory | None]]:
+    async def _find(
+        self, names: Sequence[str], read_as: Callable[[pb.Trajectory], Read]
+    ) -> list[tuple[int, Read | None]]:
         """Sizes in bytes and trajectories; None where one is gone or damaged."""
-        read = [_unpacked(data) for data in await self._payloads.find(names)]
+        read = [_unpacked(data, read_as) for data in await self._payloads.find(names)]
         missing = [name for name, (_, each) in zip(names, read, strict=True) if each is None]
         if missing:
             job, first = self._core.job_id, missing[0]
@@ -184,12 +188,22 @@ def step_of(score: float) -> int:
     return int(score) // _STEP
 
 
-def _unpacked(payload: bytes | None) -> tuple[int, Trajectory | None]:
+def _as_trajectory(message: pb.Trajectory) -> Trajectory:
+    return wire.from_proto(message, Trajectory)
+
+
+def _as_fields(message: pb.Trajectory) -> dict[str, Any]:
+    return wire.to_fields(message, Trajectory)
+
+
+def _unpacked(
+    payload: bytes | None, read_as: Callable[[pb.Trajectory], Read]
+) -> tuple[int, Read | None]:
     """Size in bytes, and the trajectory; None if it is gone or damaged."""
     if payload is None:
         return 0, None
     try:
         data = unpack(payload)
-        return len(data), wire.from_proto(pb.Trajectory.FromString(data), Trajectory)
+        return len(data), read_as(pb.Trajectory.FromString(data))
     except (zlib.error, DecodeError, ValueError):
         return len(payload), None

@@ -328,7 +328,8 @@ class EnvironmentOptions(StrictModel):
     eval_slots: int = Field(default=1024, ge=1)
     """Concurrent eval episodes, in addition."""
     flush_s: float = Field(default=1.0, gt=0)
-    """Sampled tokens are saved this long after they arrive, unless their episode has ended."""
+    """Sampled tokens are saved this long after they arrive, or eight times as long after if they
+    took less time than this to sample, unless their episode has ended."""
     flush_tokens: int = Field(default=256, ge=1)
     score_timeout_s: float = Field(default=60.0, gt=0)
     """Timeout of a call to a reward worker, plus the longest `timeout_s` of the job's parts."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -30,23 +29,42 @@ def nowhere(on: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-class _Timed:
-    """Increments a count while a block runs, after accounting for the time before it."""
+class _OpenBlocks:
+    """Counts the open blocks of one kind and how long there were any; each block enters it.
 
-    __slots__ = ("_count", "_counts", "_name")
+    Both ends of a block take constant time, however many kinds there are: every episode has several
+    blocks.
+    """
 
-    def __init__(self, count: Callable[[], None], counts: Counter[str], name: str) -> None:
-        self._count = count
-        self._counts = counts
-        self._name = name
+    __slots__ = ("_clock", "_each", "_since", "_unexported", "count")
+
+    def __init__(self, clock: Callable[[], float], *, each: bool) -> None:
+        self.count = 0
+        self._clock = clock
+        self._each = each
+        self._since = 0.0
+        self._unexported = 0.0
 
     def __enter__(self) -> None:
-        self._count()
-        self._counts[self._name] += 1
+        self._settle()
+        self.count += 1
 
     def __exit__(self, *_: object) -> None:
-        self._count()
-        self._counts[self._name] -= 1
+        self._settle()
+        self.count -= 1
+
+    def take(self) -> float:
+        """Seconds since the last call; those of concurrent blocks add up if `each`."""
+        self._settle()
+        seconds, self._unexported = self._unexported, 0.0
+        return seconds
+
+    def _settle(self) -> None:
+        now = self._clock()
+        if self.count:
+            passed = now - self._since
+            self._unexported += passed * self.count if self._each else passed
+        self._since = now
 
 
 class Usage:
@@ -68,14 +86,15 @@ class Usage:
         self._service = service
         self._each = each
         self._clock = clock
-        self._waiting: Counter[str] = Counter()
-        self._handling: Counter[str] = Counter()
-        self._seconds: dict[tuple[str, str], float] = {}  # by metric and service, not exported yet
+        self._waiting: dict[str, _OpenBlocks] = {}
+        self._handling = _OpenBlocks(self._elapsed, each=False)
         self._serves = service in NAMES["handling"].services
         self._busy: Callable[[], float] | None = None
         self._in_use: Callable[[], float] | None = None
         self._last = clock()
         self._totals: dict[str, float] = {"capacity": 1.0, "busy": 0.0}
+        self._ran_s = 0.0  # until `_last`, without stalls
+        self._stalled_s = 0.0  # not exported yet
         metrics.set("capacity", 1.0, service=service)
         metrics.add("stalled", 0.0, service=service)
 
@@ -91,15 +110,19 @@ class Usage:
 
     def wait(self, on: str) -> AbstractContextManager[None]:
         """Count a wait for a service while the context is open."""
-        return _Timed(self.count, self._waiting, on)
+        found = self._waiting.get(on)
+        if found is None:
+            found = self._waiting[on] = _OpenBlocks(self._ran, each=self._each)
+        return found
 
     def handle(self) -> AbstractContextManager[None]:
         """Count a call as being handled while the context is open."""
-        return _Timed(self.count, self._handling, "")
+        return self._handling
 
     def waits(self, on: str) -> bool:
         """Whether anything waits for this service."""
-        return self._waiting[on] > 0
+        found = self._waiting.get(on)
+        return found is not None and found.count > 0
 
     def totals(self) -> dict[str, float]:
         """`capacity`, and what was counted so far, in seconds: `busy`, `stalled`, `wait:rollout`.
@@ -110,31 +133,35 @@ class Usage:
 
     def sample(self) -> None:
         """Account for the time since the last sample, and export all that was counted."""
-        self.count()
-        for (name, on), seconds in self._seconds.items():
-            more = {"waiting_on": on} if on else {}
-            self._metrics.add(name, seconds, service=self._service, **more)
-        self._seconds.clear()
+        for on, blocks in self._waiting.items():
+            if seconds := blocks.take():
+                self._add("wait", seconds, on)
+        if (seconds := self._handling.take()) and self._serves:
+            self._add("handling", seconds)
+        if self._stalled_s:
+            self._add("stalled", self._stalled_s)
+            self._stalled_s = 0.0
 
-    def count(self) -> None:
-        """Account for the time since the last sample; every wait does so at both of its ends."""
+    def _elapsed(self) -> float:
+        """The clock, after accounting for the time since the last sample of it."""
         now = self._clock()
         passed, self._last = now - self._last, now
         seconds = ran(passed)
-        stalled = passed - seconds
-        if stalled:
-            self._add("stalled", "", stalled)
-        if self._handling[""] and self._serves:
-            self._add("handling", "", passed)
-        for on, count in self._waiting.items():
-            if count:
-                self._add("wait", on, seconds * count if self._each else seconds)
+        self._ran_s += seconds
+        if seconds < passed:
+            self._stalled_s += passed - seconds
+        return now
 
-    def _add(self, name: str, on: str, seconds: float) -> None:
-        key = (name, on)
-        self._seconds[key] = self._seconds.get(key, 0.0) + seconds
+    def _ran(self) -> float:
+        """Seconds that the process has run."""
+        self._elapsed()
+        return self._ran_s
+
+    def _add(self, name: str, seconds: float, on: str = "") -> None:
         total = f"{name}:{on}" if on else name
         self._totals[total] = self._totals.get(total, 0.0) + seconds
+        more = {"waiting_on": on} if on else {}
+        self._metrics.add(name, seconds, service=self._service, **more)
 
     async def watch(self) -> None:
         """Sample every tick, and export the capacity in use."""

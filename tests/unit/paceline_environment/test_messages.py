@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.enums import GiveBackReason, TokenSource
 from paceline.types import EpisodeProgress, TokenSpan, Transcript
-from paceline_environment.coalesce import portions
+from paceline_environment.coalesce import Coalescer, portions
 from paceline_environment.leases import Key, LeaseOutbox, messages
 
 
@@ -43,3 +44,29 @@ def test_long_progress_is_split_and_sent_before_anything_is_given_back() -> None
 def test_an_empty_outbox_is_one_message() -> None:
     (made,) = messages(LeaseOutbox(), worker_id="w")
     assert (made.worker_id, made.credits) == ("w", 0)
+
+
+async def test_what_is_put_soon_takes_along_what_waits() -> None:
+    sent: list[list[int]] = []
+
+    async def send(items: list[int]) -> None:
+        sent.append(items)
+
+    queue = Coalescer(send, linger=lambda: 60.0, max_items=5)
+    queue.put(1)
+    await asyncio.sleep(0.01)
+    assert sent == []
+    for item in (2, 3, 4):
+        queue.put(item, soon=True)
+    await asyncio.sleep(0.01)
+    assert sent == [[1, 2, 3, 4]]
+    queue.put(5)
+    await asyncio.sleep(0.01)
+    assert sent == [[1, 2, 3, 4]]  # the next list waits again
+    for item in (6, 7, 8, 9, 10):
+        queue.put(item)
+    await asyncio.sleep(0.01)
+    assert sent[1:] == [[5, 6, 7, 8, 9]]
+    queue.put(11, soon=True)
+    await asyncio.sleep(0.01)
+    assert sent[2:] == [[10, 11]]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -221,6 +222,45 @@ async def test_progress_is_sent_at_every_flush(staged: Any, until: Any, assign: 
         await until(lambda count=count: len(progress) >= count)
         rollout.frozen.set()
     assert [len(p.transcripts[0].logprobs) for p in progress[:3]] == [1, 2, 3]
+    stage.resume()
+    await until(lambda: stage.experience.trajectories)
+
+
+async def test_tokens_of_a_short_turn_are_saved_later(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(flush_s=60.0)
+    stage.rewards[0].pause_s = 2.0
+    service, progress = await stage.open(), stage.experience.progress
+    stage.experience.give([assign(size=1)])
+    await until(lambda: stage.rewards[0].num_calls)
+    now = time.monotonic()
+    for passed_s in (0.0, 61.0, 8 * 60.0 - 1.0):
+        service.worker.maintain(now + passed_s)
+    await asyncio.sleep(0.1)
+    assert progress == []  # they took less than a minute to sample
+    service.worker.maintain(now + 8 * 60.0 + 1.0)
+    await until(lambda: progress)
+    await until(lambda: stage.experience.trajectories)
+    assert len(progress) == 1
+
+
+async def test_tokens_of_a_long_turn_are_saved_at_once(
+    staged: Any, until: Any, assign: Any
+) -> None:
+    stage = await staged(flush_s=60.0)
+    rollout, progress = stage.rollouts[0], stage.experience.progress
+    rollout.single = True
+    service = await stage.open()
+    stage.experience.give([assign(size=1)])
+    await until(lambda: rollout.requests and not rollout.frozen.is_set())
+    await asyncio.sleep(1.0)  # its first token has arrived
+    now = time.monotonic()
+    for passed_s in (0.0, 59.0):
+        service.worker.maintain(now + passed_s)
+    await asyncio.sleep(0.1)
+    assert progress == []
+    service.worker.maintain(now + 61.0)
+    await until(lambda: progress)
+    assert len(progress[0].transcripts[0].logprobs) == 1
     stage.resume()
     await until(lambda: stage.experience.trajectories)
 

@@ -75,7 +75,7 @@ def live_through(metrics: Metrics, job: str) -> None:
     for purpose in (types_pb2.PURPOSE_TRAIN, types_pb2.PURPOSE_EVAL):
         parts = {f"part-{number}": 1.0 for number in range(20)}
         score = types_pb2.Score(reward=1.0, parts=parts)
-        meter.submitted(types_pb2.Trajectory(purpose=purpose, score=score))
+        meter.submitted([types_pb2.Trajectory(purpose=purpose, score=score)])
     meter.expired(1)
     meter.decided([0.0, 1.0])
     meter.decided([1.0, 1.0])
