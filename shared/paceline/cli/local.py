@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.api.documents import JobView
-from paceline.cli.check import check, read_job
+from paceline.cli.check import check, check_endpoints, read_job
 from paceline.cli.entry import Exit
 from paceline.cli.export import models_of
 from paceline.cli.progress import follow
@@ -61,6 +61,7 @@ def run(arguments: Namespace) -> int:
     """`paceline run JOB.yaml`: start the services, run the job, stop the services."""
     spec = with_dtype(read_job(arguments.job_file, arguments.overrides, arguments.data), "auto")
     check(spec)
+    check_endpoints(spec, arguments.endpoints)
     run_dir = arguments.run_dir or Path("runs") / spec.name
     if not arguments.again:
         _check_unfinished(run_dir)

@@ -18,6 +18,7 @@ from paceline.api.documents import JobEvent, JobView
 from paceline.cli.report import counts
 from paceline.client.client import Client
 from paceline.enums import TrackerState
+from paceline.progress import LedgerProgress
 from paceline.text import visible
 from paceline.types import JobStatus, TrackerStatus
 
@@ -27,7 +28,8 @@ _AILING = (TrackerState.RETRYING, TrackerState.FAILED)
 _DONE = ("trained", "durable")
 _ORDER = (
     *("state", "step", "reward", "held-out reward", "held-out scores", "other evals"),
-    *("staleness", "tokens/s", "episodes/s", "waiting", "tracking"),
+    *("staleness", "tokens/s", "episodes/s", "waiting", "failing"),
+    "tracking",
 )
 
 
@@ -66,6 +68,7 @@ class JobProgress:
     tokens: Rate = field(default_factory=Rate)
     episodes: Rate = field(default_factory=Rate)
     wait: Rate = field(default_factory=Rate)
+    failed: Rate = field(default_factory=Rate)
 
     def update(self, event: JobEvent, now_s: float) -> None:
         """Update from one event."""
@@ -93,6 +96,7 @@ class JobProgress:
         if live:
             self.wait.add(now_s, live.trainer_wait_total_s)
             self.status["waiting"] = waiting(self.wait.per_s or 0.0, live.headroom_groups)
+            self._note_failures(live, now_s)
 
     def line(self) -> str:
         """All values on one line."""
@@ -128,6 +132,15 @@ class JobProgress:
             told = ", ".join(filter(None, (f"{reward:.3f}", scores(values))))
             self.others[values["set"]] = f"{values['set']} {told} (step {step})"
             self.status["other evals"] = "; ".join(self.others.values())
+
+    def _note_failures(self, live: LedgerProgress, now_s: float) -> None:
+        """Attempts that failed in the last seconds, with the reason of the newest."""
+        self.failed.add(now_s, float(live.failed_attempts))
+        if self.failed.per_s or (live.failed_attempts and "failing" not in self.status):
+            count = f"{live.failed_attempts:,} attempts of episodes so far"
+            self.status["failing"] = f"{count}, the last: {live.last_failure}"
+        elif self.failed.per_s == 0.0:
+            self.status.pop("failing", None)
 
     def _note_step(self, values: Mapping[str, Any]) -> None:
         self._put("reward", values.get("reward_mean"), "{:.3f}")
