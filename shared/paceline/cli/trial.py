@@ -56,7 +56,7 @@ def try_job(arguments: Namespace) -> int:
                 why = list(_why(client, run_dir, job_id, is_late=is_late))
             finally:
                 client.cancel(job_id, reason="tried")
-        tokenizer = _tokenizer(model, models_of(arguments), run_dir)
+        tokenizer = tokenizer_for(model, models_of(arguments), run_dir)
         for number, each in enumerate(found, 1):
             console.print(shown(each, tokenizer, number), soft_wrap=True)
         for line in why:
@@ -145,8 +145,13 @@ def _why(client: Client, run_dir: Path, job_id: str, *, is_late: bool) -> Iterat
         yield from unfinished(run_dir, job_id, client.get(job_id).status, waits_s)
 
 
-def _tokenizer(model: ModelSpec, settings: ModelSettings | None, run_dir: Path) -> Tokenizer:
-    """That of an accepted job's model, which the trainer may have fetched."""
+def tokenizer_for(model: ModelSpec, settings: ModelSettings | None, run_dir: Path) -> Tokenizer:
+    """The tokenizer and chat template of a job's model: a folder, or of the hub or a store.
+
+    Raises:
+        ConfigError: there is no such model.
+        UnavailableError: the hub or the store cannot be reached.
+    """
     if model.place is not ModelPlace.FOLDER:
         resolver = ModelResolver(settings or ModelSettings(), run_dir=run_dir)
         return Tokenizer.from_files(resolver.find(model, _FILES, max_bytes=_MAX_BYTES).files)

@@ -104,7 +104,8 @@ def _import_problem(target: str) -> _ImportProblem | None:
     try:
         importlib.import_module(target.partition(":")[0])
     except ModuleNotFoundError as error:
-        text = f"{target}: {told(error)}; name its package in requirements.txt beside the code"
+        hint = "name its package in requirements.txt in the folder code.path"
+        text = f"{target}: {told(error)}; {hint}"
         return _ImportProblem(text, package_missing=True)
     except Exception as error:  # the boundary of the job's code
         return _ImportProblem(f"{target}: {told(error)}", package_missing=False)

@@ -23,7 +23,7 @@ from paceline.errors import InvalidError
 
 MAX_ROW_BYTES = 1 << 20
 _BATCH_ROWS = 256
-_CONVERT = "UTF-8 is needed (iconv -f latin1 -t utf-8 OLD > NEW)"
+_CONVERT = "UTF-8 is needed (iconv -f latin1 -t utf-8 OLD > NEW, or another of `iconv -l`)"
 _BOMS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 

@@ -23,7 +23,7 @@ Episode = tuple[str, str]
 
 
 def failures(run_dir: Path, job_id: str) -> dict[Episode, Counter[str]]:
-    """What failed each evaluated episode of a job, and how often; in the order of first failures."""
+    """What failed each evaluated episode of a job, and how often, oldest first."""
     found = dict[Episode, Counter[str]]()
     for path in sorted((run_dir / "logs").glob("environment*.log*")):
         for line in path.read_text(errors="replace").splitlines():
