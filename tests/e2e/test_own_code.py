@@ -239,5 +239,5 @@ def test_a_few_episodes_are_shown_before_anything_is_trained(
     assert ended.returncode == 1, ended.stderr
     assert re.search(r"environment +'1\+1='\n +policy ", ended.stdout)
     assert "reward 0.25 (environment 0.25)" in ended.stdout
-    assert "an episode failed: environment: ValueError: this task has no answer" in ended.stdout
+    assert ": environment: ValueError: this task has no answer" in ended.stdout
     assert "1 of 2 episodes ended; mean reward 0.250" in ended.stdout
