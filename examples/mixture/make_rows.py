@@ -1,4 +1,4 @@
-"""Writes the rows of the mixture: sums in words, and pairs of numbers of which the larger is asked.
+"""Writes the rows of the mixture: sums, and pairs of numbers of which the larger is asked.
 
 python examples/mixture/make_rows.py [--out examples/mixture/rows]
 """

@@ -17,7 +17,7 @@ from rich.text import Text
 from paceline.api.documents import JobEvent, JobView
 from paceline.cli.report import counts
 from paceline.client.client import Client
-from paceline.enums import TrackerState
+from paceline.enums import JobState, TrackerState
 from paceline.progress import LedgerProgress
 from paceline.text import visible
 from paceline.types import JobStatus, TrackerStatus
@@ -95,7 +95,11 @@ class JobProgress:
         self._put("episodes/s", self.episodes.per_s, "{:,.1f}")
         if live:
             self.wait.add(now_s, live.trainer_wait_total_s)
-            self.status["waiting"] = waiting(self.wait.per_s or 0.0, live.headroom_groups)
+            self.status["waiting"] = (
+                "trainer and rollout to load the model"
+                if status.state is JobState.STARTING
+                else waiting(self.wait.per_s or 0.0, live.headroom_groups)
+            )
             self._note_failures(live, now_s)
 
     def line(self) -> str:
@@ -136,10 +140,11 @@ class JobProgress:
     def _note_failures(self, live: LedgerProgress, now_s: float) -> None:
         """Attempts that failed in the last seconds, with the reason of the newest."""
         self.failed.add(now_s, float(live.failed_attempts))
-        if self.failed.per_s or (live.failed_attempts and "failing" not in self.status):
+        per_s = self.failed.per_s
+        if per_s or (per_s is None and live.failed_attempts):
             count = f"{live.failed_attempts:,} attempts of episodes so far"
             self.status["failing"] = f"{count}, the last: {live.last_failure}"
-        elif self.failed.per_s == 0.0:
+        else:
             self.status.pop("failing", None)
 
     def _note_step(self, values: Mapping[str, Any]) -> None:
