@@ -50,8 +50,9 @@ class Losses:
     def note_failures(self, reports: Sequence[Report]) -> None:
         """Attempts have ended; those that failed are counted, also in evaluations."""
         for each in reports:
-            if each.verdict in _FAILURES and each.detail:
-                self._failed, self._last = self._failed + 1, each.detail[:_MOST_DETAIL]
+            if each.verdict in _FAILURES:
+                self._failed += 1
+                self._last = each.detail[:_MOST_DETAIL] or self._last
 
     def failures(self) -> dict[str, Any]:
         """Failed attempts so far, as fields of `LedgerProgress`."""

@@ -23,15 +23,16 @@ Episode = tuple[str, str]
 
 
 def failures(run_dir: Path, job_id: str) -> dict[Episode, Counter[str]]:
-    """What failed each evaluated episode of a job, and how often, oldest first."""
-    found = dict[Episode, Counter[str]]()
+    """What failed each episode of a job's first evaluation, and how often, oldest first."""
+    found, run = dict[Episode, Counter[str]](), ""
     for path in sorted((run_dir / "logs").glob("environment*.log*")):
         for line in path.read_text(errors="replace").splitlines():
             if _GIVEN_BACK not in line:
                 continue
             pairs = {name: _plain(value) for name, value in _PAIR.findall(line)}
             group = pairs.get("group", "")
-            if group.startswith(f"{job_id}.e"):
+            of_run, _, _ = group.rpartition(".")
+            if of_run.startswith(f"{job_id}.e") and of_run == (run := run or of_run):
                 episode = (group, pairs.get("index", ""))
                 found.setdefault(episode, Counter())[_reason(pairs)] += 1
     return found
