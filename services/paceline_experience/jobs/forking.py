@@ -22,6 +22,7 @@ from paceline.types import Job
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.ledger.checkpoints import best_step
 from paceline_experience.ledger.lifecycle.pauses import HELD
 from paceline_experience.ledger.records import LedgerMeta, WatchRecord, field_texts
 from paceline_experience.ledger.state import parse_group, parse_results
@@ -73,8 +74,9 @@ class Forking:
                 f"fork.job: {spec.fork.job!r} belongs to tenant {parent.status.tenant!r}, and a "
                 "fork stays in the tenant of its parent"
             )
+        parent_spec = JobSpec.model_validate_json(parent.spec)
         changed = changed_fields(
-            json.loads(JobSpec.model_validate_json(parent.spec).model_dump_json()),
+            json.loads(parent_spec.model_dump_json()),
             json.loads(spec.model_dump_json()),
         )
         if changed:
@@ -82,20 +84,34 @@ class Forking:
                 f"{changed[0]}: cannot differ from job {spec.fork.job}, as the checkpoint or the "
                 f"memory of the job depends on it; the same holds for: {', '.join(FIXED)}"
             )
-        step, digest = await self._checkpoint(parent, spec.fork)
+        step, digest = await self._checkpoint(parent, parent_spec, spec.fork)
         fork = ForkSpec(job=spec.fork.job, step=step, digest=digest)
         return spec.model_copy(update={"fork": fork})
 
-    async def _checkpoint(self, parent: Job, fork: ForkSpec) -> tuple[int, str]:
-        known = (await self._read(parent.status)).meta.checkpoints
+    async def _checkpoint(
+        self, parent: Job, parent_spec: JobSpec, fork: ForkSpec
+    ) -> tuple[int, str]:
+        """Step and digest of the wanted checkpoint; the best one as the job's status names it."""
+        meta = (await self._read(parent.status)).meta
+        known = meta.checkpoints
+        if fork.step == "best":
+            step = best_step(meta, parent_spec)
+        elif fork.step == "latest":
+            step = max(known, default=None)
+        else:
+            step = fork.step
+        if step is not None and step in known:
+            return step, known[step]
         steps = ", ".join(map(str, sorted(known))) or "none yet"
-        step = max(known, default=0) if fork.step == "latest" else fork.step
-        if step not in known:
-            raise ConfigError(
-                f"fork.step: job {fork.job} has no checkpoint of step {fork.step}; kept are: "
-                f"{steps}"
-            )
-        return step, known[step]
+        hint = ""
+        if fork.step == "best" and known:
+            hint = "; none of these steps was evaluated, so none is the best: use latest"
+        wanted = (
+            f"of step {fork.step}" if isinstance(fork.step, int) else f"that is the {fork.step}"
+        )
+        raise ConfigError(
+            f"fork.step: job {fork.job} has no checkpoint {wanted}; kept are: {steps}{hint}"
+        )
 
     async def copy(self, spec: JobSpec, child_id: str) -> dict[str, str | int | float]:
         """Copy ledger and checkpoint for a job that has no record yet; may be repeated.

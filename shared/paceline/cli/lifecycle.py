@@ -40,9 +40,6 @@ def resume(arguments: Namespace) -> int:
 
 def fork(arguments: Namespace) -> int:
     """`paceline fork ID`."""
-    if arguments.step is not None and arguments.latest:
-        raise InvalidError("--step N or --latest, and not both")
-    step = "latest" if arguments.step is None else arguments.step
     changes: Any = {}
     if arguments.file is not None:
         changes = read_yaml(arguments.file.read_text(), what=str(arguments.file))
@@ -50,7 +47,7 @@ def fork(arguments: Namespace) -> int:
         spec = merged(client.get(arguments.job).spec, changes)
         for field, value in map(override, arguments.overrides):
             spec = merged(spec, nested(field, value))
-        job = client.submit(spec | {"fork": {"job": arguments.job, "step": step}})
+        job = client.submit(spec | {"fork": {"job": arguments.job, "step": arguments.which}})
         print(job.status.job_id, flush=True)
         if not arguments.watch:
             return Exit.OK

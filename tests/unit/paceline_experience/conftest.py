@@ -382,13 +382,20 @@ class Site:
         told: dict[str, Any] = {"incarnation": self.incarnation, "step": step, "parent": -1}
         await self.training.publish_version(self.job_id, **told, num_bytes=8, seed=Seed("http://t"))
 
-    async def play(self, *, evals: int = 100) -> None:
+    async def play(self, *, evals: int = 100, eval_reward: float | None = None) -> None:
         """Complete all leasable episodes immediately, with the newest version."""
         ledger = await self.ledger()
         version = (await ledger.live()).version
         leased = await ledger.lease(worker_id="w", train=100, evals=evals)
         done = [
-            made(a, place, reward=float(index % 2), version=max(version, a.pinned_version))
+            made(
+                a,
+                place,
+                reward=float(index % 2)
+                if eval_reward is None or a.purpose == Purpose.TRAIN
+                else eval_reward,
+                version=max(version, a.pinned_version),
+            )
             for a in leased
             for place, index in enumerate(a.indices)
         ]

@@ -119,6 +119,30 @@ async def test_a_finished_job_can_be_forked(site: Site) -> None:
     assert len(await batches(site, 4, 10)) == 6
 
 
+async def test_the_best_checkpoint_by_eval_is_forked(
+    store: Store, tmp_path: Path, sites: Sites
+) -> None:
+    """The one that the parent's status names, even if its eval ends after a newer checkpoint."""
+    site = sites(store, tmp_path)
+    site.storage = ""
+    await site.die()
+    await site.submit(eval={"every": 1, "tasks": 2, "timeout_s": 50})
+    await site.begin(0)
+    for step, reward in ((1, 0.25), (2, 0.75), (3, 0.5), (4, 0.5)):
+        await site.train()
+        if step in (2, 4):
+            await saved(site, step)
+        await site.play(eval_reward=reward)
+        await site.sweep()
+    named = [each.step for each in (await site.status()).checkpoints if each.best]
+    for which, step in (("best", 2), ("latest", 4)):
+        child = await site.jobs.get(await forked(site, step=which))
+        fork = JobSpec.model_validate_json(child.spec).fork
+        assert fork is not None
+        assert fork.step == step
+    assert named == [2]
+
+
 async def test_a_repeated_request_finds_the_same_fork(site: Site) -> None:
     child = await forked(site, request_id="r")
     await site.train()
@@ -133,6 +157,10 @@ async def test_a_repeated_request_finds_the_same_fork(site: Site) -> None:
     ("changes", "problem"),
     [
         ({"step": 3}, r"fork.step: job job-\w+ has no checkpoint of step 3; kept are: 2, 4"),
+        (
+            {"step": "best"},
+            r"no checkpoint that is the best; kept are: 2, 4; none of these steps was evaluated",
+        ),
         ({"tasks": {"environment": "arithmetic", "seed": 8}}, "tasks.seed: cannot differ"),
         ({"model": {"path": "other"}}, "model: cannot differ"),
         ({"tenant": "other"}, "fork.job: .* belongs to tenant 'default'"),
