@@ -1,6 +1,7 @@
 """Submits `TrainingJob` objects as jobs to the gateway, and mirrors their status.
 
-What is asked of an object (`spec.suspend`, its deletion) is asked of its job.
+What is asked of an object (`spec.suspend`, its deletion) is asked of its job. An object goes with
+its job: when that is deleted, by somebody or after its time to live, the object is deleted too.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from paceline.transport.rpc import backoff_s, call
 from paceline.v1 import jobs_pb2, types_pb2
 from paceline_controller.cluster.training_job_status import (
     FINALIZER,
+    LOST,
     NextStep,
     held,
+    lost,
     mirrored,
     next_step,
     rejected,
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
 
 PERIOD_S = 2.0
 MAX_PAUSE_S = 30.0
+OVER_PERIOD_S = 30.0  # at most, between two looks whether the job of one that is over still exists
+LOST_S = 300.0  # a store that is being restored may know the job again
 TIMEOUT_S = 30.0
 AT_ONCE = 16
 log = Log("training_jobs")
@@ -65,6 +70,10 @@ class TrainingJobApi(Protocol):
         self, kind: Kind, name: str, changes: Object, *, subresource: str = ""
     ) -> Object:
         """Merge changes into an object; a `resourceVersion` in them must be current."""
+        ...
+
+    async def delete(self, kind: Kind, name: str, *, uid: str = "") -> None:
+        """Delete an object; no error if it is gone or has another `uid`."""
         ...
 
 
@@ -86,6 +95,15 @@ class _Backoff:
 
     due_s: float = 0.0
     attempt: int = 0
+    unknown_since_s: float | None = None  # its job
+    looks: int = 0  # whether its job, which is over, still exists
+
+    def period_s(self, step: NextStep) -> float:
+        """Until the step after this one, which has succeeded."""
+        if step is NextStep.OUTLIVE:  # more often at first: a deletion begins with the end of a job
+            self.looks += 1
+            return min(OVER_PERIOD_S, PERIOD_S * 1.5**self.looks)
+        return PERIOD_S if step is NextStep.MIRROR else 0.0
 
 
 class TrainingJobs:
@@ -167,7 +185,7 @@ class TrainingJobs:
                 log.exception("cannot advance", object=name_of(body))
             else:
                 backoff.attempt = 0
-                backoff.due_s = self._clock() + (PERIOD_S if step is NextStep.MIRROR else 0.0)
+                backoff.due_s = self._clock() + backoff.period_s(step)
 
     def _defer(self, backoff: _Backoff) -> None:
         pause_s = backoff_s(backoff.attempt, base_s=PERIOD_S, max_s=MAX_PAUSE_S)
@@ -186,6 +204,8 @@ class TrainingJobs:
             await self._suspend(body, step)
         elif step is NextStep.RELEASE:
             await self._patch(body, released(body))
+        elif step is NextStep.OUTLIVE:
+            await self._outlive(body)
 
     async def _submit(self, body: Object) -> None:
         asked = {name: value for name, value in body["spec"].items() if name != "suspend"}
@@ -210,11 +230,9 @@ class TrainingJobs:
         try:
             job = await self._call(self._gateway.GetJob, request)
         except NotFoundError:
-            if deleting(body):
-                await self._patch(body, released(body))
-                return
-            self._record(body, "Lost", f"job {request.job_id} is unknown", warning=True)
-            raise
+            await self._miss(body)
+            return
+        self._backoffs[uid_of(body)].unknown_since_s = None
         status = self._seen(body, job)
         state = wire.member_of(JobState, job.status.state, "state")
         if state.terminal:
@@ -222,6 +240,39 @@ class TrainingJobs:
             failed = state is JobState.FAILED
             self._record(body, state.capitalize(), text, warning=failed)
         await self._write(body, status)
+
+    async def _miss(self, body: Object) -> None:
+        """Its job is unknown, although it was not over when it was last seen.
+
+        Raises:
+            NotFoundError: it is not known why; asked again later.
+        """
+        job_id, backoff = body["status"]["jobId"], self._backoffs[uid_of(body)]
+        if deleting(body):
+            await self._patch(body, released(body))
+            return
+        if body["status"].get("state") == JobState.CANCELLING:
+            await self._delete(body)  # `paceline delete --force`, which cancels first
+            return
+        now_s = self._clock()
+        if backoff.unknown_since_s is None:
+            backoff.unknown_since_s = now_s
+        self._record(body, LOST, f"job {job_id} is unknown", warning=True)
+        if now_s - backoff.unknown_since_s < LOST_S:
+            raise NotFoundError(f"job {job_id} is unknown")
+        await self._write(body, lost(body, now=self._now()))
+
+    async def _outlive(self, body: Object) -> None:
+        request = jobs_pb2.GetJobRequest(job_id=body["status"]["jobId"])
+        try:
+            await self._call(self._gateway.GetJob, request)
+        except NotFoundError:
+            await self._delete(body)
+
+    async def _delete(self, body: Object) -> None:
+        self._record(body, "Deleted", f"job {body['status']['jobId']} was deleted")
+        await self._api.delete(TRAINING_JOBS, name_of(body), uid=uid_of(body))
+        log.info("deleted", object=name_of(body), job=body["status"]["jobId"])
 
     async def _cancel(self, body: Object) -> None:
         """Cancel the job; its end is mirrored later."""
@@ -245,7 +296,7 @@ class TrainingJobs:
             else:
                 request = jobs_pb2.ResumeJobRequest(job_id=job_id)
                 job = await self._call(self._gateway.ResumeJob, request)
-        except StateError:  # it has ended, or is about to
+        except (StateError, NotFoundError):  # it has ended, or is about to
             await self._mirror(body)
             return
         self._record(body, "Suspended" if step is NextStep.PAUSE else "Resumed", f"job {job_id}")
