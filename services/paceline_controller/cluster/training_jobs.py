@@ -101,7 +101,7 @@ class _Backoff:
     def period_s(self, step: NextStep) -> float:
         """Until the step after this one, which has succeeded."""
         if step is NextStep.OUTLIVE:  # more often at first: a deletion begins with the end of a job
-            self.looks += 1
+            self.looks = min(self.looks + 1, 10)
             return min(OVER_PERIOD_S, PERIOD_S * 1.5**self.looks)
         return PERIOD_S if step is NextStep.MIRROR else 0.0
 
