@@ -15,8 +15,6 @@ FINALIZER = "paceline.dev/cancel"
 MAX_REASON_CHARS = 4000
 # In place of a job's state if there is no job.
 REJECTED = "rejected"
-# Why an object has failed whose job is not known any more.
-LOST = "Lost"
 
 
 class NextStep(StrEnum):
@@ -40,8 +38,8 @@ def next_step(body: Object) -> NextStep:
     if is_rejected(status) or is_over(status):
         if holds:
             return NextStep.RELEASE
-        goes = is_over(status) and not is_lost(status) and not deleting(body)
-        return NextStep.OUTLIVE if goes else NextStep.NOTHING
+        alone = is_rejected(status) or deleting(body)
+        return NextStep.NOTHING if alone else NextStep.OUTLIVE
     if not holds:
         return NextStep.NOTHING if deleting(body) else NextStep.HOLD
     if not status.get("jobId"):
@@ -90,25 +88,11 @@ def is_over(status: Object) -> bool:
     return bool(status.get("state")) and JobState(status["state"]).terminal
 
 
-def is_lost(status: Object) -> bool:
-    """Whether it is over because its job is not known any more."""
-    found = {each["type"]: each.get("reason") for each in status.get("conditions") or ()}
-    return found.get("Succeeded") == LOST
-
-
 def rejected(body: Object, message: str, *, now: datetime) -> Object:
     """The status of an object with an invalid spec."""
     accepted = _condition("Accepted", "False", "Invalid", message)
     seen = {"state": REJECTED, "reason": message[:MAX_REASON_CHARS]}
     return _status(body, seen, [accepted], now)
-
-
-def lost(body: Object, *, now: datetime) -> Object:
-    """The status of an object that was not over when its job became unknown."""
-    job_id = body["status"]["jobId"]
-    reason = f"job {job_id} is not known any more: it was deleted, or the store has lost it"
-    seen = {"state": JobState.FAILED.value, "reason": reason, "rolloutReplicas": 0}
-    return _status(body, seen, [_condition("Succeeded", "False", LOST, reason)], now)
 
 
 def mirrored(

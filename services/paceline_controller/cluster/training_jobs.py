@@ -19,6 +19,7 @@ from paceline import wire
 from paceline.enums import JobState
 from paceline.errors import (
     ConflictError,
+    DeletedError,
     InvalidError,
     NotFoundError,
     PacelineError,
@@ -31,10 +32,8 @@ from paceline.transport.rpc import backoff_s, call
 from paceline.v1 import jobs_pb2, types_pb2
 from paceline_controller.cluster.training_job_status import (
     FINALIZER,
-    LOST,
     NextStep,
     held,
-    lost,
     mirrored,
     next_step,
     rejected,
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 PERIOD_S = 2.0
 MAX_PAUSE_S = 30.0
 OVER_PERIOD_S = 30.0  # at most, between two looks whether the job of one that is over still exists
-LOST_S = 300.0  # a store that is being restored may know the job again
 TIMEOUT_S = 30.0
 AT_ONCE = 16
 log = Log("training_jobs")
@@ -95,7 +93,6 @@ class _Backoff:
 
     due_s: float = 0.0
     attempt: int = 0
-    unknown_since_s: float | None = None  # its job
     looks: int = 0  # whether its job, which is over, still exists
 
     def period_s(self, step: NextStep) -> float:
@@ -213,6 +210,9 @@ class TrainingJobs:
         request = jobs_pb2.SubmitJobRequest(spec_json=json.dumps(spec), request_id=uid_of(body))
         try:
             job = await self._call(self._gateway.SubmitJob, request)
+        except DeletedError:
+            await self._delete(body)
+            return
         except (InvalidError, ConflictError) as error:
             log.info("rejected", object=name_of(body), error=error)
             self._record(body, "Rejected", error.message, warning=True)
@@ -232,7 +232,6 @@ class TrainingJobs:
         except NotFoundError:
             await self._miss(body)
             return
-        self._backoffs[uid_of(body)].unknown_since_s = None
         status = self._seen(body, job)
         state = wire.member_of(JobState, job.status.state, "state")
         if state.terminal:
@@ -242,25 +241,14 @@ class TrainingJobs:
         await self._write(body, status)
 
     async def _miss(self, body: Object) -> None:
-        """Its job is unknown, although it was not over when it was last seen.
-
-        Raises:
-            NotFoundError: it is not known why; asked again later.
-        """
-        job_id, backoff = body["status"]["jobId"], self._backoffs[uid_of(body)]
+        """Its job is unknown, although it was not over when it was last seen."""
         if deleting(body):
             await self._patch(body, released(body))
-            return
-        if body["status"].get("state") == JobState.CANCELLING:
+        elif body["status"].get("state") == JobState.CANCELLING:
             await self._delete(body)  # `paceline delete --force`, which cancels first
-            return
-        now_s = self._clock()
-        if backoff.unknown_since_s is None:
-            backoff.unknown_since_s = now_s
-        self._record(body, LOST, f"job {job_id} is unknown", warning=True)
-        if now_s - backoff.unknown_since_s < LOST_S:
-            raise NotFoundError(f"job {job_id} is unknown")
-        await self._write(body, lost(body, now=self._now()))
+        else:  # deleted, which its request tells; or lost, as a store came from an older backup
+            self._record(body, "Lost", f"job {body['status']['jobId']} is unknown", warning=True)
+            await self._submit(body)
 
     async def _outlive(self, body: Object) -> None:
         request = jobs_pb2.GetJobRequest(job_id=body["status"]["jobId"])
@@ -270,9 +258,10 @@ class TrainingJobs:
             await self._delete(body)
 
     async def _delete(self, body: Object) -> None:
-        self._record(body, "Deleted", f"job {body['status']['jobId']} was deleted")
+        job_id = (body.get("status") or {}).get("jobId", "")
+        self._record(body, "Deleted", f"job {job_id} was deleted")
         await self._api.delete(TRAINING_JOBS, name_of(body), uid=uid_of(body))
-        log.info("deleted", object=name_of(body), job=body["status"]["jobId"])
+        log.info("deleted", object=name_of(body), job=job_id)
 
     async def _cancel(self, body: Object) -> None:
         """Cancel the job; its end is mirrored later."""

@@ -12,11 +12,12 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config import JobSpec
 from paceline.config.lifecycle.forks import FIXED, ForkSpec, changed_fields
+from paceline.enums import Purpose
 from paceline.errors import ConfigError, IntegrityError, NotFoundError, StateError
 from paceline.types import Job
 from paceline.v1 import types_pb2 as pb
@@ -24,13 +25,17 @@ from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.checkpoints import best_step
 from paceline_experience.ledger.lifecycle.pauses import HELD
-from paceline_experience.ledger.records import LedgerMeta, WatchRecord, field_texts
+from paceline_experience.ledger.records import Exported, LedgerMeta, WatchRecord, field_texts
 from paceline_experience.ledger.state import parse_group, parse_results
 from paceline_experience.store.keys import JobKeys, all_keys
 from paceline_experience.store.payloads import RedisPayloads, pack, unpack
 from paceline_experience.store.store import Store
 
 _CHUNK = 256
+_OF_GROUPS = ("groups", "batches", "results", "advantages", "outcomes")
+_TOTALS = {"tokens": "tokens_generated", "eval:tokens": "eval_tokens"} | {
+    "trained_tokens": "trained_tokens"
+}
 _COPIED = ("counts", "groups", "batches", "versions", "results", "advantages", "memory")
 
 
@@ -134,6 +139,8 @@ class Forking:
         found = await self._read(parent)
         if fork.step not in found.meta.checkpoints:
             raise StateError(f"fork.step: job {fork.job} has dropped its checkpoint {fork.step}")
+        if fork.step < found.meta.durable:
+            found = _cut(found, fork.step, batch_groups=spec.experience.batch_groups)
         await asyncio.to_thread(self._files.copy_checkpoint, fork.job, child_id, fork.step)
         keys = JobKeys(spec.tenant, child_id)
         named = dict(zip(_NAMES, keys.scripts, strict=True))
@@ -216,6 +223,31 @@ _NAMES = (
     *("counts", "meta", "groups", "batches", "versions", "results", "progress", "ring"),
     *("metrics", "advantages", "memory", "outcomes", "replay", "epoch"),
 )
+
+
+def _cut(copy: _Copy, step: int, *, batch_groups: int) -> _Copy:
+    """What is left of a ledger at a checkpoint below the steps that it can rewind to.
+
+    The batches that followed are gone, so nothing of them comes again: the next tasks follow. The
+    history says how many episodes and tokens were trained up to the checkpoint.
+    """
+    rows = [json.loads(row) for row in copy.rows]
+    known = [row["values"] for row in rows if (row["kind"], row["step"]) == (Purpose.TRAIN, step)]
+    values: dict[str, Any] = known[-1] if known else {}
+    episodes = sum(values.get("counts", {}).get(name, 0) for name in ("trained", "durable"))
+    groups = step * batch_groups
+    counts = {
+        "admitted": episodes,
+        "durable": episodes,
+        **dict.fromkeys(("groups:accepted", "groups:durable", "groups:ended"), groups),
+        **{name: values.get(key, 0) for name, key in _TOTALS.items()},
+        **{f"stale:{age}": n for age, n in values.get("staleness_histogram", {}).items()},
+    }
+    empty = dict[bytes, bytes]()
+    hashes = copy.hashes | dict.fromkeys(_OF_GROUPS, empty)
+    hashes["counts"] = {k.encode(): str(n).encode() for k, n in counts.items() if n}
+    meta = replace(copy.meta, step=step, durable=step, exported=Exported(), eval=None, eval_due=())
+    return _Copy(hashes, meta, [], copy.rows)
 
 
 def _meta(parent: LedgerMeta, fork: ForkSpec, *, num_rows: int) -> dict[str, str]:

@@ -14,6 +14,7 @@ from paceline.config.limits import LimitSettings
 from paceline.enums import JOB_TRANSITIONS, JobState, TrackerState
 from paceline.errors import (
     ConflictError,
+    DeletedError,
     InvalidError,
     NotFoundError,
     QuotaError,
@@ -83,6 +84,7 @@ class JobStore:
 
         Raises:
             ConflictError: the request has created a job from another spec.
+            DeletedError: it has created a job that was deleted.
             QuotaError: the tenant has as many jobs as it may.
         """
         job_id = await self._register(spec, request_id, max_live)
@@ -119,10 +121,16 @@ class JobStore:
         return job
 
     async def find(self, tenant: str, request_id: str) -> Job | None:
-        """The job that a request has created before."""
+        """The job that a request has created before.
+
+        Raises:
+            DeletedError: it has been deleted.
+        """
         if not request_id:
             return None
         found = await self._store.command("HGET", REQUESTS, f"{tenant}/{request_id}")
+        if found == b"":
+            raise DeletedError(f"the job of request_id {request_id!r} was deleted; use another one")
         try:
             return await self.get(found.decode()) if found else None
         except NotFoundError:

@@ -15,7 +15,6 @@ from paceline_controller.cluster.training_job_status import (
     FINALIZER,
     NextStep,
     held,
-    lost,
     mirrored,
     next_step,
     rejected,
@@ -47,15 +46,7 @@ def test_next_steps_of_a_training_job() -> None:
     assert next_step(thing(holds=True, jobId="a-1", state="queued")) is NextStep.MIRROR
     assert next_step(thing(holds=True, jobId="a-1", state="succeeded")) is NextStep.RELEASE
     assert next_step(thing(jobId="a-1", state="succeeded")) is NextStep.OUTLIVE
-
-
-def test_an_object_that_is_over_goes_with_its_job_but_not_if_that_was_lost() -> None:
     assert next_step(thing(deleting=True, jobId="a-1", state="failed")) is NextStep.NOTHING
-    body = thing(holds=True, jobId="a-1", state="running")
-    body["status"] = lost(body, now=NOW)
-    assert body["status"]["state"] == "failed"
-    assert next_step(body) is NextStep.RELEASE
-    assert next_step({**body, **released(body)}) is NextStep.NOTHING
 
 
 def test_steps_of_a_deletion() -> None:

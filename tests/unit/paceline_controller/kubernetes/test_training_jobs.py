@@ -171,7 +171,7 @@ async def test_an_object_goes_with_its_job_and_only_with_it(installation: Instal
         await installation.jobs.move(job_id, *path)
     await installation.passes(100)
     assert await installation.names() == ["over", "stays"]
-    del installation.jobs.jobs[over]
+    installation.jobs.delete(over)
     await installation.passes(60)
     assert await installation.names() == ["stays"]
     assert len(installation.jobs.jobs) == 1  # nothing was submitted again
@@ -184,26 +184,23 @@ async def test_an_object_goes_with_a_job_that_is_deleted_while_it_runs(
     path = (JobState.STARTING, JobState.RUNNING, JobState.CANCELLING)
     await installation.jobs.move(job_id, *path)
     await installation.passes(4)
-    del installation.jobs.jobs[job_id]
+    installation.jobs.delete(job_id)
     await installation.passes(10)
     assert await installation.names() == []
     assert not installation.jobs.jobs
 
 
-async def test_a_job_that_is_lost_fails_its_object_unless_it_comes_back(
+async def test_a_job_that_is_lost_is_submitted_again_and_one_that_is_deleted_is_not(
     installation: Installation,
 ) -> None:
-    job_id = await installation.apply("runs")
-    await installation.jobs.move(job_id, JobState.STARTING, JobState.RUNNING)
-    job = installation.jobs.jobs.pop(job_id)
-    await installation.passes(200)
-    installation.jobs.jobs[job_id] = job
-    await installation.passes(200)
-    assert (await installation.status("runs"))["state"] == "running"
-    del installation.jobs.jobs[job_id]
-    await installation.passes(400)
-    status = await installation.status("runs")
-    assert (status["state"], status["jobId"]) == ("failed", job_id)
-    assert "is not known any more" in status["reason"]
-    body = await installation.objects.get(TRAINING_JOBS, "runs")
-    assert not body["metadata"].get("finalizers")
+    """A controller that was away has seen neither the end of the job nor its deletion."""
+    first, gone = await installation.apply("lost"), await installation.apply("gone")
+    for job_id in (first, gone):
+        await installation.jobs.move(job_id, JobState.STARTING, JobState.RUNNING)
+    await installation.passes(4)
+    installation.jobs.delete(gone)
+    installation.jobs.lose(first)
+    await installation.passes(10)
+    assert await installation.names() == ["lost"]
+    status = await installation.status("lost")
+    assert (status["state"], [*installation.jobs.jobs]) == ("queued", [status["jobId"]])
