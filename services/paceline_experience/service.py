@@ -56,6 +56,7 @@ from paceline_experience.jobs.own_tasks import OwnTasks
 from paceline_experience.jobs.service import JobService
 from paceline_experience.jobs.training import Training
 from paceline_experience.ledger.ledger import JobLedger
+from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.liveness import StoreLiveness
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.store.store import Store
@@ -87,8 +88,6 @@ class ExperienceService(Service):
         dry_run: DryRun | None = None,
         settle_s: float = SETTLE_S,
     ) -> None:
-        """`dry_run` tries plug-ins, `settle_s` is that of `Deletion`."""
-        self._settle_s = settle_s
         self._settings = chassis.settings
         self._metrics = chassis.metrics
         self._address = chassis.address
@@ -105,9 +104,8 @@ class ExperienceService(Service):
         self._history = History(store, self._settings.run_dir)
         self._quotas = Quotas(self._settings.limits)
         self._roster = Roster(lease_s=options.member_lease_s)
-        self._dry_run = dry_run or DryRun(
-            timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes
-        )
+        trial = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
+        self._dry_run = dry_run or trial
         self._code = CodeFolders(
             self._artifacts.copy, packages=Packages(self._settings.packages, metrics=self._metrics)
         )
@@ -125,7 +123,7 @@ class ExperienceService(Service):
             quotas=self._quotas,
             watermarks=self._watermarks,
             tracer=chassis.tracer,
-            meter=lambda job_id: self._collector.meter(job_id),
+            meter=self._meter,
             dry_run=self._dry_run,
             own_tasks=self._own_tasks,
             own_functions=self._own_functions,
@@ -155,7 +153,7 @@ class ExperienceService(Service):
         self._tracker = RoutePlanner(self._roster)
         self._files = JobFiles(self._settings.run_dir, storage=self._settings.storage)
         self._job_service = self._make_job_service()
-        self._deletion = self._make_deletion()
+        self._deletion = self._make_deletion(settle_s)
         self._training = self._make_training()
         self._add_servicers(chassis)
 
@@ -187,7 +185,7 @@ class ExperienceService(Service):
             export=self._job_service.export,
         )
 
-    def _make_deletion(self) -> Deletion:
+    def _make_deletion(self, settle_s: float) -> Deletion:
         return Deletion(
             store=self._store,
             jobs=self._jobs,
@@ -196,7 +194,7 @@ class ExperienceService(Service):
             job_service=self._job_service,
             roster=self._roster,
             files=self._files,
-            settle_s=self._settle_s,
+            settle_s=settle_s,
         )
 
     def _make_own_tasks(self) -> OwnTasks:
@@ -357,6 +355,9 @@ class ExperienceService(Service):
             load={"cpu_s": time.process_time()},
             pid=os.getpid(),
         )
+
+    def _meter(self, job_id: str) -> JobMeter:
+        return self._collector.meter(job_id)
 
     def _hooks(self, job: Job) -> JobHooks:
         return JobHooks(

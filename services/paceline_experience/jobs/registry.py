@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from paceline.errors import DeletedError
 from paceline_experience.store.store import Store, job_key
 
 TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE, TTLS, WEBHOOKS = (
@@ -62,6 +63,17 @@ class Registry:
         """The digest of a job's code; empty: it has none."""
         ((code,),) = await self._fields([job_id], "code")
         return await self._code_of_spec(job_id) if code is None else code
+
+    async def job_of(self, tenant: str, request_id: str) -> str:
+        """The id of the job that a request has submitted; empty: none.
+
+        Raises:
+            DeletedError: it was deleted.
+        """
+        found: bytes | None = await self._store.command("HGET", REQUESTS, f"{tenant}/{request_id}")
+        if found == b"":
+            raise DeletedError(f"the job of request_id {request_id!r} was deleted; use another one")
+        return (found or b"").decode()
 
     async def bury(self, job_id: str) -> None:
         """From now on the request that has submitted the job is answered with `DeletedError`."""

@@ -35,8 +35,8 @@ KILLED = (
     *(WorkerKind.EXPERIENCE, WorkerKind.GATEWAY, WorkerKind.CONTROLLER, WorkerKind.TRAINER),
     *(WorkerKind.ENVIRONMENT, WorkerKind.REWARD, WorkerKind.ROLLOUT),
 )
-PATIENCE_S = 0.7  # until a job is in the state that a moment waits for
-END_S = 20.0
+PATIENCE_S = 0.4  # until a job is in the state that a moment waits for
+END_S = 60.0
 CALL_S = 5.0
 EXAMPLES = int(os.environ.get("LIFECYCLE_EXAMPLES", "12"))
 
@@ -164,8 +164,13 @@ class Teller:
         self.family.append(job.status.job_id)
         self.say(f"{job.status.job_id} is submitted")
 
+    async def state_now(self, job_id: str) -> JobState | None:
+        """As the store has it, which costs the services nothing; None: it is gone."""
+        found = await self.place.redis.hget(f"{{default/{job_id}}}:record", "state")
+        return None if found is None else JobState(found.decode())
+
     async def state(self, job_id: str) -> JobState | None:
-        """None: it is gone."""
+        """As users see it; None: it is gone."""
         request = pb.GetJobRequest(job_id=job_id)
         try:
             job = await heard(lambda: call(self.jobs.GetJob, request, timeout_s=CALL_S))
@@ -192,10 +197,10 @@ class Teller:
     async def happen(self, moment: Moment) -> None:
         job_id = self.family[min(moment.whose, len(self.family) - 1)]
         deadline = time.monotonic() + PATIENCE_S
-        state = await self.state(job_id)
-        while state not in (None, moment.state) and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-            state = await self.state(job_id)
+        while (state := await self.state_now(job_id)) not in (None, moment.state):
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(0.004)
         self.say(f"{job_id} is {state}: {moment.ask or 'nothing'}, {moment.killed} dies")
         self.asked[state or "gone", moment.ask] += 1
         async with asyncio.TaskGroup() as both:
@@ -252,8 +257,8 @@ class Teller:
         """A job that is paused is resumed."""
 
         async def over() -> bool:
-            state = await self.state(job_id)
-            if state in (JobState.PAUSING, JobState.PAUSED):
+            state = await self.state_now(job_id)
+            if state is JobState.PAUSED:
                 await self.ask("unsuspend", job_id)
                 await self.ask("resume", job_id)
             return state is None or state.terminal
@@ -272,11 +277,12 @@ class Teller:
 
     async def delete(self, job_id: str) -> None:
         async def gone() -> bool:
-            return await self.state(job_id) is None
+            return await self.state_now(job_id) is None
 
         if not self.story.ttl:
             await self.ask("delete", job_id)  # once: it goes on by itself
         await self.until(gone, f"{job_id} is not deleted")
+        assert await self.state(job_id) is None
 
     async def see_nothing_left(self) -> None:
         left: list[str] = []
@@ -317,6 +323,7 @@ class Teller:
 @pytest.mark.timeout(1800)
 def test_every_job_ends_and_leaves_nothing(place: Place) -> None:
     asked: Counter[tuple[str, str]] = Counter()
+    told: list[Teller] = []
 
     async def happen(stories: list[Story]) -> None:
         tellers = [Teller(place, story) for story in stories]
@@ -325,9 +332,12 @@ def test_every_job_ends_and_leaves_nothing(place: Place) -> None:
                 together.create_task(teller.tell())
         for teller in tellers:
             asked.update(teller.asked)
+        told.extend(tellers)
         request = pb.ListJobsRequest()
         jobs = await heard(lambda: call(place.installation.jobs.ListJobs, request))
-        assert not jobs.jobs, "a request has made two jobs"
+        if left := [each.status.job_id for each in jobs.jobs]:
+            print("\n".join(line for each in tellers for line in [str(each.story), *each.told]))
+            raise AssertionError(f"requests have made jobs that nobody was told of: {left}")
         names = await place.installation.cluster.list(TRAINING_JOBS)
         assert not [name_of(each) for each in names[0]]
 
@@ -337,9 +347,10 @@ def test_every_job_ends_and_leaves_nothing(place: Place) -> None:
         phases=[Phase.explicit, Phase.reuse, Phase.generate],
         suppress_health_check=[*HealthCheck],
     )
-    @given(st.lists(STORIES, min_size=1, max_size=4))
+    @given(st.lists(STORIES, min_size=1, max_size=6))
     def histories(stories: list[Story]) -> None:
         place.runner.run(happen(stories))
 
+    place.runner.run(happen([Story((), of_object=False, ttl=False)]))  # what starts first is slow
     histories()
-    print(sum(asked.values()), sorted(asked.items()))
+    print(len(told), sum(asked.values()), sorted(asked.items()))

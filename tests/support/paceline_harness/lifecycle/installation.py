@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpc import aio
 
@@ -17,7 +17,7 @@ from paceline.config.service import ControllerOptions, ExperienceOptions
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import WorkerKind
 from paceline.errors import DeadlineError, StoreError, UnavailableError
-from paceline.server.chassis import Chassis, bind
+from paceline.server.chassis import Chassis, Service, bind
 from paceline.telemetry.metrics import Metrics
 from paceline.transport.principal import derived_token
 from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
 
 TOKEN = "pl_bootstrap_of_these_tests"
-MEMBER_LEASE_S = 1.0
+MEMBER_LEASE_S = 1.5
 SETTLE_S = 0.15
 GRACE_S = 0.5
 _SPEED = 20  # of the clock of objects
@@ -55,7 +55,7 @@ SERVICES = (WorkerKind.EXPERIENCE, WorkerKind.GATEWAY, WorkerKind.CONTROLLER)
 @dataclass(slots=True)
 class _Running:
     life: Life
-    close: Callable[[], Awaitable[None]]
+    close: Callable[[], Coroutine[Any, Any, None]]
 
 
 class Installation:
@@ -81,23 +81,16 @@ class Installation:
             WorkerKind.CONTROLLER: self._start_controller,
         }
         for kind in kinds or SERVICES:
-            life = Life(kind)
-            started = asyncio.get_running_loop().create_future()
-            await life.start(starts[kind](life, started))
-            assert life.main is not None
-            await asyncio.wait({life.main, started}, return_when=asyncio.FIRST_COMPLETED)
-            if life.main.done():
-                life.main.result()
+            self._running[kind] = await starts[kind](Life(kind))
 
     async def kill(self, kind: WorkerKind, job_id: str = "") -> None:
-        """SIGKILL to a service, which starts again, or to workers."""
+        """SIGKILL to a service that has started, which starts again, or to workers."""
         if kind not in SERVICES:
             await self.machine.kill(kind, job_id)
             return
         running = self._running.pop(kind, None)
         if running is not None:  # else it is down already
-            await running.close()
-            await running.life.kill()
+            await _end(running)
             await self.start(kind)
 
     async def close(self) -> None:
@@ -106,8 +99,7 @@ class Installation:
         for kind in reversed(SERVICES):
             running = self._running.pop(kind, None)
             if running is not None:
-                await running.close()
-                await running.life.kill()
+                await _end(running)
         await self.machine.close()
         await self._dry_run.close()
 
@@ -128,7 +120,7 @@ class Installation:
             options=options,
         )
 
-    async def _start_experience(self, life: Life, started: asyncio.Future[None]) -> None:
+    async def _start_experience(self, life: Life) -> _Running:
         self._wires += 1
         path = self._upstream.parent / f"w{self._wires}"
         wire = Wire(upstream=self._upstream, path=path)
@@ -149,16 +141,13 @@ class Installation:
                 await store.close()
             path.unlink(missing_ok=True)
 
-        self._running[WorkerKind.EXPERIENCE] = _Running(life, close)
         service = ExperienceService(
             chassis, store=store, options=options, dry_run=self._dry_run, settle_s=SETTLE_S
         )
-        await service.start()
-        await chassis.server.start()
-        started.set_result(None)
-        await service.run()
+        await _serve(life, service, chassis)
+        return _Running(life, close)
 
-    async def _start_gateway(self, life: Life, started: asyncio.Future[None]) -> None:
+    async def _start_gateway(self, life: Life) -> _Running:
         chassis = await _chassis(self._settings(WorkerKind.GATEWAY, http_port=0))
         service = await build_gateway(chassis)
 
@@ -166,13 +155,10 @@ class Installation:
             await chassis.server.stop(None)
             await service.close()
 
-        self._running[WorkerKind.GATEWAY] = _Running(life, close)
-        await service.start()
-        await chassis.server.start()
-        started.set_result(None)
-        await service.run()
+        await _serve(life, service, chassis)
+        return _Running(life, close)
 
-    async def _start_controller(self, life: Life, started: asyncio.Future[None]) -> None:
+    async def _start_controller(self, life: Life) -> _Running:
         channel = connect(self._address(WorkerKind.EXPERIENCE))
         token = derived_token(TOKEN, "controller")
         gateway = connect(self._address(WorkerKind.GATEWAY), token=token)
@@ -180,7 +166,6 @@ class Installation:
         async def close() -> None:
             return
 
-        self._running[WorkerKind.CONTROLLER] = _Running(life, close)
         registry = GrpcJobRegistry(
             jobs=JobsStub(channel),
             experience=ExperienceStub(channel),
@@ -202,15 +187,43 @@ class Installation:
             events=Events(self.cluster, identity="c", regarding=lambda _: None),
             clock=lambda: time.monotonic() * _SPEED,
         )
-        started.set_result(None)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(reconciler.run())
-                tasks.create_task(cache.run())
-                tasks.create_task(_advance(objects))
-        finally:
-            await channel.close()
-            await gateway.close()
+
+        async def live() -> None:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(reconciler.run())
+                    tasks.create_task(cache.run())
+                    tasks.create_task(_advance(objects))
+            finally:
+                await channel.close()
+                await gateway.close()
+
+        await life.start(live())
+        return _Running(life, close)
+
+
+async def _serve(life: Life, service: Service, chassis: Chassis) -> None:
+    """The server's own tasks are not part of the life: gRPC does not survive their end."""
+    ready = asyncio.Event()
+
+    async def live() -> None:
+        await service.start()
+        ready.set()
+        await service.run()
+
+    await life.start(live())
+    waiting = asyncio.create_task(ready.wait())
+    assert life.main is not None
+    await asyncio.wait({life.main, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if life.main.done():
+        life.main.result()
+    await chassis.server.start()
+
+
+async def _end(running: _Running) -> None:
+    closing = asyncio.create_task(running.close())
+    await running.life.kill()
+    await closing
 
 
 async def _advance(objects: TrainingJobs) -> None:

@@ -34,6 +34,7 @@ class Life:
 
     async def kill(self) -> None:
         """End everything; what cancelled tasks still do in their `finally` has no effect."""
+        own: list[asyncio.Task[Any]] = []
         for _ in range(20):
             own = [each for each in self.tasks if not each.done()]
             own = [each for each in own if each is not asyncio.current_task()]

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
-BEAT_S = 0.1
+BEAT_S = 0.3
+_PAUSE_S = 0.05
 PLAY_S = 0.002
 SLOTS = 64
 _KEPT = 2  # checkpoints
@@ -127,11 +128,7 @@ async def play(post: Post, channel: aio.Channel) -> None:
             for task in playing:
                 task.cancel()
 
-    leasing = asyncio.create_task(_again(lease))
-    try:
-        await post.stopping.wait()
-    finally:
-        leasing.cancel()
+    await _until(post.stopping, _again(lease))
 
 
 async def train(post: Post, channel: aio.Channel) -> None:
@@ -175,7 +172,7 @@ async def train(post: Post, channel: aio.Channel) -> None:
     while stop is StopReason.FINISHED and not post.stopping.is_set():
         if (await ledger.job()).status.state.terminal:
             return
-        await asyncio.sleep(BEAT_S)
+        await asyncio.sleep(_PAUSE_S)
 
 
 class Checkpoints:
@@ -232,7 +229,7 @@ async def _again(connected: Callable[[], Awaitable[None]]) -> None:
     while True:
         with suppress(aio.AioRpcError, UnavailableError, DeadlineError, NotFoundError):
             await connected()
-        await asyncio.sleep(BEAT_S / 2)
+        await asyncio.sleep(_PAUSE_S)
 
 
 def trajectory(given: types_pb2.Assignment, place: int, version: int) -> types_pb2.Trajectory:
