@@ -42,7 +42,7 @@ from paceline_experience.dispatch.slots import SlotAccounting
 from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.fleet.routes import DEBOUNCE_S, RoutePlanner
 from paceline_experience.jobs.data import DataOfJobs
-from paceline_experience.jobs.deletion import SETTLE_S, Deletion
+from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.jobs.forking import Forking
 from paceline_experience.jobs.history import History
@@ -70,8 +70,7 @@ from paceline_experience.usage.tenants import Tenants
 from paceline_experience.webhooks.outbox import Webhooks
 
 _MEMBERS_INTERVAL_S = 1.0
-_RECORDS_SWEEPS = 2  # what a crash has left undone is looked for with every second sweep
-_WEBHOOKS_INTERVAL_S = 1.0
+_RECORDS_INTERVAL_S = 1.0
 _SLOW_SWEEP_S = 0.2  # after which the next job is not kept waiting
 log = Log("experience")
 
@@ -79,15 +78,7 @@ log = Log("experience")
 class ExperienceService(Service):
     """Owns the connection to the store and one ledger for each live job."""
 
-    def __init__(
-        self,
-        chassis: Chassis,
-        *,
-        store: Store,
-        options: ExperienceOptions,
-        dry_run: DryRun | None = None,
-        settle_s: float = SETTLE_S,
-    ) -> None:
+    def __init__(self, chassis: Chassis, *, store: Store, options: ExperienceOptions) -> None:
         self._settings = chassis.settings
         self._metrics = chassis.metrics
         self._address = chassis.address
@@ -104,8 +95,7 @@ class ExperienceService(Service):
         self._history = History(store, self._settings.run_dir)
         self._quotas = Quotas(self._settings.limits)
         self._roster = Roster(lease_s=options.member_lease_s)
-        trial = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
-        self._dry_run = dry_run or trial
+        self._dry_run = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
         self._code = CodeFolders(
             self._artifacts.copy, packages=Packages(self._settings.packages, metrics=self._metrics)
         )
@@ -153,7 +143,7 @@ class ExperienceService(Service):
         self._tracker = RoutePlanner(self._roster)
         self._files = JobFiles(self._settings.run_dir, storage=self._settings.storage)
         self._job_service = self._make_job_service()
-        self._deletion = self._make_deletion(settle_s)
+        self._deletion = self._make_deletion()
         self._training = self._make_training()
         self._add_servicers(chassis)
 
@@ -185,7 +175,7 @@ class ExperienceService(Service):
             export=self._job_service.export,
         )
 
-    def _make_deletion(self, settle_s: float) -> Deletion:
+    def _make_deletion(self) -> Deletion:
         return Deletion(
             store=self._store,
             jobs=self._jobs,
@@ -194,7 +184,6 @@ class ExperienceService(Service):
             job_service=self._job_service,
             roster=self._roster,
             files=self._files,
-            settle_s=settle_s,
         )
 
     def _make_own_tasks(self) -> OwnTasks:
@@ -291,7 +280,7 @@ class ExperienceService(Service):
                 await self._deletion.sweep()
             except PacelineError as error:
                 log.warning("cannot follow the records of jobs", error=error)
-            await asyncio.sleep(_RECORDS_SWEEPS * self._options.sweep_s)
+            await asyncio.sleep(max(self._options.sweep_s, _RECORDS_INTERVAL_S))
 
     async def _notify(self) -> None:
         """In a task of its own: receivers may be slow."""
@@ -300,7 +289,7 @@ class ExperienceService(Service):
                 await self._webhooks.sweep()
             except PacelineError as error:
                 log.warning("cannot look for webhooks", error=error)
-            await asyncio.sleep(_WEBHOOKS_INTERVAL_S)
+            await asyncio.sleep(_RECORDS_INTERVAL_S)
 
     async def _sweep(self, tasks: asyncio.TaskGroup) -> None:
         """Sweep one job after the other; a slow one continues in the background."""
