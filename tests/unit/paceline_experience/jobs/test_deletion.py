@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from redis.asyncio import Redis
 
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import NotFoundError, PacelineError, StateError
@@ -19,26 +17,9 @@ from paceline_experience.store.store import Store
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
-    from conftest import Site, Sites
+    from conftest import Site
 
 PLACES = ("jobs/{}/checkpoints/7", "objects/jobs/{}/checkpoints/7", "workers/w/{}")
-
-
-@pytest.fixture
-async def wire(redis_socket: str, tmp_path: Path) -> AsyncIterator[Wire]:
-    async with Wire(upstream=Path(redis_socket), path=tmp_path / "w") as made:
-        yield made
-
-
-@pytest.fixture
-async def site(wire: Wire, sites: Sites, store: Store, tmp_path: Path) -> AsyncIterator[Site]:
-    """Its store is reached by the wire."""
-    del store  # emptied
-    cuttable = Store(Redis(unix_socket_path=str(tmp_path / "w")))
-    made = sites(cuttable, tmp_path / "run")
-    yield made
-    await made.ledgers.close()
-    await cuttable.close()
 
 
 def left_behind(run_dir: Path) -> list[str]:
