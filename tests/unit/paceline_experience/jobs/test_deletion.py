@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from paceline.config import JobSpec
 from paceline.enums import JobState, WorkerKind
-from paceline.errors import NotFoundError, PacelineError, StateError
+from paceline.errors import DeletedError, NotFoundError, PacelineError, StateError
 from paceline.files import write_json
 from paceline.types import Worker
+from paceline_experience.jobs.registry import DELETED_REQUESTS
 from paceline_experience.store.store import Store
 from paceline_harness.wires import Wire
 
@@ -237,3 +239,20 @@ async def test_a_job_lives_as_long_as_it_was_given(site: Site) -> None:
         await site.jobs.get(with_ttl)
     await site.jobs.get(site.job_id)
     assert not any(with_ttl in each for each in await keys_of(site.store))
+
+
+async def test_a_request_that_is_repeated_does_not_submit_a_deleted_job_again(site: Site) -> None:
+    await site.submit()
+    spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
+    job = await site.job_service.submit(spec, request_id="r", files={})
+    site.job_id = job.status.job_id
+    await cancelled(site)
+    await site.deletion.delete(site.job_id, force=False)
+    await swept(site)
+    with pytest.raises(DeletedError, match="the job of request_id 'r' was deleted"):
+        await site.job_service.submit(spec, request_id="r", files={})
+    week_s = 7 * 86400 + 1
+    await site.store.command("ZINCRBY", DELETED_REQUESTS, -week_s, "default/r")
+    await swept(site)
+    again = await site.job_service.submit(spec, request_id="r", files={})
+    assert again.status.job_id != site.job_id
