@@ -10,6 +10,7 @@ PacelineError                INTERNAL             500
 ├── StateError               FAILED_PRECONDITION  409   not allowed in the current state
 │   ├── TransitionError      FAILED_PRECONDITION  409   illegal transition of a state machine
 │   ├── FencedError          FAILED_PRECONDITION  409   caller of an older incarnation or epoch
+│   ├── DeletedError         FAILED_PRECONDITION  409   what a repeated request has made is deleted
 │   └── VersionGoneError     FAILED_PRECONDITION  409   a pinned policy version is not served
 ├── BusyError                RESOURCE_EXHAUSTED   429   full: back off and retry
 │   └── QuotaError           RESOURCE_EXHAUSTED   429   a tenant has reached its quota
@@ -96,6 +97,10 @@ class TransitionError(StateError):
 
 class FencedError(StateError):
     """The caller has been replaced by a newer incarnation or owner."""
+
+
+class DeletedError(StateError):
+    """The request was answered before, and what it has made has been deleted since."""
 
 
 class VersionGoneError(StateError):

@@ -30,7 +30,7 @@ CONTROLLER = {
     "coordination.k8s.io/leases=rel-paceline-controller": "get update",
 }
 TRAINING_JOBS = {
-    "paceline.dev/trainingjobs": "list watch patch",
+    "paceline.dev/trainingjobs": "list watch patch delete",
     "paceline.dev/trainingjobs/status": "patch",
 }
 JOBSET = {"jobset.x-k8s.io/jobsets": "list watch create patch delete"}

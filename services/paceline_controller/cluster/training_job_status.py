@@ -27,6 +27,7 @@ class NextStep(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     RELEASE = "release"
+    OUTLIVE = "outlive"  # it is over: delete the object once its job has been deleted
     NOTHING = "nothing"
 
 
@@ -35,7 +36,10 @@ def next_step(body: Object) -> NextStep:
     status = body.get("status") or {}
     holds = FINALIZER in finalizers(body)
     if is_rejected(status) or is_over(status):
-        return NextStep.RELEASE if holds else NextStep.NOTHING
+        if holds:
+            return NextStep.RELEASE
+        alone = is_rejected(status) or deleting(body)
+        return NextStep.NOTHING if alone else NextStep.OUTLIVE
     if not holds:
         return NextStep.NOTHING if deleting(body) else NextStep.HOLD
     if not status.get("jobId"):

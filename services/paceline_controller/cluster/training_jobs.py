@@ -1,6 +1,7 @@
 """Submits `TrainingJob` objects as jobs to the gateway, and mirrors their status.
 
-What is asked of an object (`spec.suspend`, its deletion) is asked of its job.
+What is asked of an object (`spec.suspend`, its deletion) is asked of its job. An object goes with
+its job: when that is deleted, by somebody or after its time to live, the object is deleted too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from paceline import wire
 from paceline.enums import JobState
 from paceline.errors import (
     ConflictError,
+    DeletedError,
     InvalidError,
     NotFoundError,
     PacelineError,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 PERIOD_S = 2.0
 MAX_PAUSE_S = 30.0
+OVER_PERIOD_S = 30.0  # at most, between two looks whether the job of one that is over still exists
 TIMEOUT_S = 30.0
 AT_ONCE = 16
 log = Log("training_jobs")
@@ -65,6 +68,10 @@ class TrainingJobApi(Protocol):
         self, kind: Kind, name: str, changes: Object, *, subresource: str = ""
     ) -> Object:
         """Merge changes into an object; a `resourceVersion` in them must be current."""
+        ...
+
+    async def delete(self, kind: Kind, name: str, *, uid: str = "") -> None:
+        """Delete an object; no error if it is gone or has another `uid`."""
         ...
 
 
@@ -86,6 +93,14 @@ class _Backoff:
 
     due_s: float = 0.0
     attempt: int = 0
+    looks: int = 0  # whether its job, which is over, still exists
+
+    def period_s(self, step: NextStep) -> float:
+        """Until the step after this one, which has succeeded."""
+        if step is NextStep.OUTLIVE:  # more often at first: a deletion begins with the end of a job
+            self.looks = min(self.looks + 1, 10)
+            return min(OVER_PERIOD_S, PERIOD_S * 1.5**self.looks)
+        return PERIOD_S if step is NextStep.MIRROR else 0.0
 
 
 class TrainingJobs:
@@ -167,7 +182,7 @@ class TrainingJobs:
                 log.exception("cannot advance", object=name_of(body))
             else:
                 backoff.attempt = 0
-                backoff.due_s = self._clock() + (PERIOD_S if step is NextStep.MIRROR else 0.0)
+                backoff.due_s = self._clock() + backoff.period_s(step)
 
     def _defer(self, backoff: _Backoff) -> None:
         pause_s = backoff_s(backoff.attempt, base_s=PERIOD_S, max_s=MAX_PAUSE_S)
@@ -186,6 +201,8 @@ class TrainingJobs:
             await self._suspend(body, step)
         elif step is NextStep.RELEASE:
             await self._patch(body, released(body))
+        elif step is NextStep.OUTLIVE:
+            await self._outlive(body)
 
     async def _submit(self, body: Object) -> None:
         asked = {name: value for name, value in body["spec"].items() if name != "suspend"}
@@ -193,6 +210,9 @@ class TrainingJobs:
         request = jobs_pb2.SubmitJobRequest(spec_json=json.dumps(spec), request_id=uid_of(body))
         try:
             job = await self._call(self._gateway.SubmitJob, request)
+        except DeletedError:
+            await self._delete(body)
+            return
         except (InvalidError, ConflictError) as error:
             log.info("rejected", object=name_of(body), error=error)
             self._record(body, "Rejected", error.message, warning=True)
@@ -210,11 +230,8 @@ class TrainingJobs:
         try:
             job = await self._call(self._gateway.GetJob, request)
         except NotFoundError:
-            if deleting(body):
-                await self._patch(body, released(body))
-                return
-            self._record(body, "Lost", f"job {request.job_id} is unknown", warning=True)
-            raise
+            await self._miss(body)
+            return
         status = self._seen(body, job)
         state = wire.member_of(JobState, job.status.state, "state")
         if state.terminal:
@@ -222,6 +239,29 @@ class TrainingJobs:
             failed = state is JobState.FAILED
             self._record(body, state.capitalize(), text, warning=failed)
         await self._write(body, status)
+
+    async def _miss(self, body: Object) -> None:
+        """Its job is unknown, although it was not over when it was last seen."""
+        if deleting(body):
+            await self._patch(body, released(body))
+        elif body["status"].get("state") == JobState.CANCELLING:
+            await self._delete(body)  # `paceline delete --force`, which cancels first
+        else:  # deleted, which its request tells; or lost, as a store came from an older backup
+            self._record(body, "Lost", f"job {body['status']['jobId']} is unknown", warning=True)
+            await self._submit(body)
+
+    async def _outlive(self, body: Object) -> None:
+        request = jobs_pb2.GetJobRequest(job_id=body["status"]["jobId"])
+        try:
+            await self._call(self._gateway.GetJob, request)
+        except NotFoundError:
+            await self._delete(body)
+
+    async def _delete(self, body: Object) -> None:
+        job_id = (body.get("status") or {}).get("jobId", "")
+        self._record(body, "Deleted", f"job {job_id} was deleted")
+        await self._api.delete(TRAINING_JOBS, name_of(body), uid=uid_of(body))
+        log.info("deleted", object=name_of(body), job=job_id)
 
     async def _cancel(self, body: Object) -> None:
         """Cancel the job; its end is mirrored later."""
@@ -245,7 +285,7 @@ class TrainingJobs:
             else:
                 request = jobs_pb2.ResumeJobRequest(job_id=job_id)
                 job = await self._call(self._gateway.ResumeJob, request)
-        except StateError:  # it has ended, or is about to
+        except (StateError, NotFoundError):  # it has ended, or is about to
             await self._mirror(body)
             return
         self._record(body, "Suspended" if step is NextStep.PAUSE else "Resumed", f"job {job_id}")

@@ -38,6 +38,7 @@ class _Mark:
     artifacts: tuple[str, ...] = ()
     code: str = ""
     tracked: bool = False
+    submitted: bool = True  # else whoever submits it will try again
 
 
 class Deletion:
@@ -94,7 +95,7 @@ class Deletion:
         for job_id in job_ids:
             with self._ledgers.isolate("cannot delete yet", job_id):
                 tenant = await self._jobs.tenant_of(job_id)
-                text = json.dumps(asdict(_Mark(tenant)))
+                text = json.dumps(asdict(_Mark(tenant, submitted=False)))
                 await self._store.command("HSETNX", _MARKS, job_id, text)
                 await self._advance(job_id)
 
@@ -104,6 +105,7 @@ class Deletion:
             if await self._mark_of(job_id) is None:
                 await self._mark(await self._jobs.get(job_id))
                 log.info("its time to live has passed", job=job_id)
+        await self._jobs.registry.forget_requests()
         names: list[bytes] = await self._store.command("HKEYS", _MARKS)
         for job_id in (name.decode() for name in names):
             with self._ledgers.isolate("cannot delete yet", job_id):
@@ -156,6 +158,8 @@ class Deletion:
         return now - self._idle_since.setdefault(job_id, now) >= self._settle_s
 
     async def _remove(self, job_id: str, mark: _Mark) -> bool:
+        if mark.submitted:
+            await self._jobs.registry.bury(job_id)
         await self._job_service.forget(job_id)
         keys = all_keys(mark.tenant, job_id)
         await self._store.command("UNLINK", *keys)

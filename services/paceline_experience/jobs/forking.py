@@ -12,24 +12,30 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config import JobSpec
 from paceline.config.lifecycle.forks import FIXED, ForkSpec, changed_fields
+from paceline.enums import Purpose
 from paceline.errors import ConfigError, IntegrityError, NotFoundError, StateError
 from paceline.types import Job
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.ledger.checkpoints import best_step
 from paceline_experience.ledger.lifecycle.pauses import HELD
-from paceline_experience.ledger.records import LedgerMeta, WatchRecord, field_texts
+from paceline_experience.ledger.records import Exported, LedgerMeta, WatchRecord, field_texts
 from paceline_experience.ledger.state import parse_group, parse_results
 from paceline_experience.store.keys import JobKeys, all_keys
 from paceline_experience.store.payloads import RedisPayloads, pack, unpack
 from paceline_experience.store.store import Store
 
 _CHUNK = 256
+_OF_GROUPS = ("groups", "batches", "results", "advantages", "outcomes")
+_TOTALS = {"tokens": "tokens_generated", "eval:tokens": "eval_tokens"} | {
+    "trained_tokens": "trained_tokens"
+}
 _COPIED = ("counts", "groups", "batches", "versions", "results", "advantages", "memory")
 
 
@@ -73,8 +79,9 @@ class Forking:
                 f"fork.job: {spec.fork.job!r} belongs to tenant {parent.status.tenant!r}, and a "
                 "fork stays in the tenant of its parent"
             )
+        parent_spec = JobSpec.model_validate_json(parent.spec)
         changed = changed_fields(
-            json.loads(JobSpec.model_validate_json(parent.spec).model_dump_json()),
+            json.loads(parent_spec.model_dump_json()),
             json.loads(spec.model_dump_json()),
         )
         if changed:
@@ -82,20 +89,34 @@ class Forking:
                 f"{changed[0]}: cannot differ from job {spec.fork.job}, as the checkpoint or the "
                 f"memory of the job depends on it; the same holds for: {', '.join(FIXED)}"
             )
-        step, digest = await self._checkpoint(parent, spec.fork)
+        step, digest = await self._checkpoint(parent, parent_spec, spec.fork)
         fork = ForkSpec(job=spec.fork.job, step=step, digest=digest)
         return spec.model_copy(update={"fork": fork})
 
-    async def _checkpoint(self, parent: Job, fork: ForkSpec) -> tuple[int, str]:
-        known = (await self._read(parent.status)).meta.checkpoints
+    async def _checkpoint(
+        self, parent: Job, parent_spec: JobSpec, fork: ForkSpec
+    ) -> tuple[int, str]:
+        """Step and digest of the wanted checkpoint; the best one as the job's status names it."""
+        meta = (await self._read(parent.status)).meta
+        known = meta.checkpoints
+        if fork.step == "best":
+            step = best_step(meta, parent_spec)
+        elif fork.step == "latest":
+            step = max(known, default=None)
+        else:
+            step = fork.step
+        if step is not None and step in known:
+            return step, known[step]
         steps = ", ".join(map(str, sorted(known))) or "none yet"
-        step = max(known, default=0) if fork.step == "latest" else fork.step
-        if step not in known:
-            raise ConfigError(
-                f"fork.step: job {fork.job} has no checkpoint of step {fork.step}; kept are: "
-                f"{steps}"
-            )
-        return step, known[step]
+        hint = ""
+        if fork.step == "best" and known:
+            hint = "; none of these steps was evaluated, so none is the best: use latest"
+        wanted = (
+            f"of step {fork.step}" if isinstance(fork.step, int) else f"that is the {fork.step}"
+        )
+        raise ConfigError(
+            f"fork.step: job {fork.job} has no checkpoint {wanted}; kept are: {steps}{hint}"
+        )
 
     async def copy(self, spec: JobSpec, child_id: str) -> dict[str, str | int | float]:
         """Copy ledger and checkpoint for a job that has no record yet; may be repeated.
@@ -118,6 +139,8 @@ class Forking:
         found = await self._read(parent)
         if fork.step not in found.meta.checkpoints:
             raise StateError(f"fork.step: job {fork.job} has dropped its checkpoint {fork.step}")
+        if fork.step < found.meta.durable:
+            found = _cut(found, fork.step, batch_groups=spec.experience.batch_groups)
         await asyncio.to_thread(self._files.copy_checkpoint, fork.job, child_id, fork.step)
         keys = JobKeys(spec.tenant, child_id)
         named = dict(zip(_NAMES, keys.scripts, strict=True))
@@ -200,6 +223,31 @@ _NAMES = (
     *("counts", "meta", "groups", "batches", "versions", "results", "progress", "ring"),
     *("metrics", "advantages", "memory", "outcomes", "replay", "epoch"),
 )
+
+
+def _cut(copy: _Copy, step: int, *, batch_groups: int) -> _Copy:
+    """What is left of a ledger at a checkpoint below the steps that it can rewind to.
+
+    The batches that followed are gone, so nothing of them comes again: the next tasks follow. The
+    history says how many episodes and tokens were trained up to the checkpoint.
+    """
+    rows = [json.loads(row) for row in copy.rows]
+    known = [row["values"] for row in rows if (row["kind"], row["step"]) == (Purpose.TRAIN, step)]
+    values: dict[str, Any] = known[-1] if known else {}
+    episodes = sum(values.get("counts", {}).get(name, 0) for name in ("trained", "durable"))
+    groups = step * batch_groups
+    counts = {
+        "admitted": episodes,
+        "durable": episodes,
+        **dict.fromkeys(("groups:accepted", "groups:durable", "groups:ended"), groups),
+        **{name: values.get(key, 0) for name, key in _TOTALS.items()},
+        **{f"stale:{age}": n for age, n in values.get("staleness_histogram", {}).items()},
+    }
+    empty = dict[bytes, bytes]()
+    hashes = copy.hashes | dict.fromkeys(_OF_GROUPS, empty)
+    hashes["counts"] = {k.encode(): str(n).encode() for k, n in counts.items() if n}
+    meta = replace(copy.meta, step=step, durable=step, exported=Exported(), eval=None, eval_due=())
+    return _Copy(hashes, meta, [], copy.rows)
 
 
 def _meta(parent: LedgerMeta, fork: ForkSpec, *, num_rows: int) -> dict[str, str]:

@@ -119,12 +119,12 @@ class JobStore:
         return job
 
     async def find(self, tenant: str, request_id: str) -> Job | None:
-        """The job that a request has created before."""
+        """The job that a request has created before; raises `DeletedError` if it was deleted."""
         if not request_id:
             return None
-        found = await self._store.command("HGET", REQUESTS, f"{tenant}/{request_id}")
+        found = await self.registry.job_of(tenant, request_id)
         try:
-            return await self.get(found.decode()) if found else None
+            return await self.get(found) if found else None
         except NotFoundError:
             return None  # a crash came before the record was written
 

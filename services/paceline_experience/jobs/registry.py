@@ -6,12 +6,16 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from paceline.errors import DeletedError
 from paceline_experience.store.store import Store, job_key
 
 TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE, TTLS, WEBHOOKS = (
     f"{{registry}}:{name}"
     for name in ("tenants", "requests", "jobs", "live", "sequence", "ttls", "webhooks")
 )
+# Requests whose jobs were deleted, by time: repeated, they do not submit again.
+DELETED_REQUESTS = "{registry}:deleted_requests"
+_DELETED_REQUESTS_S = 7 * 86400
 _CHUNK = 200
 
 
@@ -59,6 +63,38 @@ class Registry:
         """The digest of a job's code; empty: it has none."""
         ((code,),) = await self._fields([job_id], "code")
         return await self._code_of_spec(job_id) if code is None else code
+
+    async def job_of(self, tenant: str, request_id: str) -> str:
+        """The id of the job that a request has submitted; empty: none.
+
+        Raises:
+            DeletedError: it was deleted.
+        """
+        found: bytes | None = await self._store.command("HGET", REQUESTS, f"{tenant}/{request_id}")
+        if found == b"":
+            raise DeletedError(f"the job of request_id {request_id!r} was deleted; use another one")
+        return (found or b"").decode()
+
+    async def bury(self, job_id: str) -> None:
+        """From now on the request that has submitted the job is answered with `DeletedError`."""
+        names, now = await self._requests_of(job_id), int(await self._store.now())
+        if names:
+            commands = [("HSET", REQUESTS, name, "") for name in names]
+            await self._store.transaction(
+                *commands, *(("ZADD", DELETED_REQUESTS, now, name) for name in names)
+            )
+
+    async def forget_requests(self) -> None:
+        """Forget requests whose jobs were deleted long ago; call it every second or so."""
+        before = int(await self._store.now()) - _DELETED_REQUESTS_S
+        old: list[bytes] = await self._store.command(
+            *("ZRANGEBYSCORE", DELETED_REQUESTS, "-inf", before, "LIMIT", 0, _CHUNK)
+        )
+        if old:
+            names = [name.decode() for name in old]
+            await self._store.transaction(
+                ("HDEL", REQUESTS, *names), ("ZREM", DELETED_REQUESTS, *names)
+            )
 
     async def remove(self, job_id: str, *commands: tuple[str | int, ...]) -> None:
         """Remove a job from all lists, together with other commands on keys of the registry."""

@@ -105,6 +105,7 @@ class JobService:
             UnavailableError: that takes long; retry.
             LimitError: the spec, or its files, are too large.
             ConflictError: the request has created a job from another spec.
+            DeletedError: it has created a job that was deleted.
             QuotaError: its tenant has as many live jobs as it may.
         """
         existing = await self._jobs.find(spec.tenant, request_id)

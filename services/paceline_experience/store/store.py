@@ -28,6 +28,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from paceline.config.store_url import malformed, plain, without_secrets
 from paceline.enums import EPISODE_TRANSITIONS, EpisodeState
 from paceline.errors import (
+    DeletedError,
     FencedError,
     NotFoundError,
     StateError,
@@ -47,6 +48,7 @@ _UNANSWERED = (RedisConnectionError, RedisTimeoutError, RedisClusterException, C
 
 # A Lua script fails with `redis.error_reply("FENCED text")`; the first word selects the class.
 _SCRIPT_ERRORS = {
+    "DELETED": DeletedError,
     "FENCED": FencedError,
     "MISSING": NotFoundError,
     "LOST": UnavailableError,

@@ -46,8 +46,10 @@ def add_lifecycle(
         commands, "fork", "lifecycle:fork", "submit a job that continues from a job's checkpoint"
     )
     fork.add_argument("job", metavar="ID")
-    fork.add_argument("--step", type=int, metavar="N", help="of a checkpoint; default: the latest")
-    fork.add_argument("--latest", action="store_true", help="the latest checkpoint (default)")
+    which = fork.add_mutually_exclusive_group()
+    which.add_argument("--step", dest="which", type=int, metavar="N", help="that of this step")
+    for name, text in (("best", "the best one by eval"), ("latest", "the newest one (default)")):
+        which.add_argument(f"--{name}", dest="which", action="store_const", const=name, help=text)
     fork.add_argument(
         "--set",
         dest="overrides",

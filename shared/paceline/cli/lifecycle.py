@@ -40,9 +40,7 @@ def resume(arguments: Namespace) -> int:
 
 def fork(arguments: Namespace) -> int:
     """`paceline fork ID`."""
-    if arguments.step is not None and arguments.latest:
-        raise InvalidError("--step N or --latest, and not both")
-    step = "latest" if arguments.step is None else arguments.step
+    step = "latest" if arguments.which is None else arguments.which
     changes: Any = {}
     if arguments.file is not None:
         changes = read_yaml(arguments.file.read_text(), what=str(arguments.file))

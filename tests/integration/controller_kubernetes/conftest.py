@@ -445,6 +445,11 @@ class Services:
         job = self.jobs().GetJob(request, timeout=60, metadata=WHO)
         return wire.from_proto(job.status, JobStatus)
 
+    def delete(self, job_id: str) -> None:
+        """`paceline delete --force --no-wait`."""
+        request = jobs_pb2.DeleteJobRequest(job_id=job_id, force=True)
+        self.jobs().DeleteJob(request, timeout=60, metadata=WHO)
+
     def set_state(self, job_id: str, state: str) -> None:
         """Set the state of a job, as its trainer would."""
         stub: Any = ExperienceStub(grpc.insecure_channel(self.experience))

@@ -105,6 +105,19 @@ def test_a_deleted_training_job_is_cancelled_before_it_goes(
     assert not world.made()
 
 
+def test_a_job_that_is_deleted_takes_its_object_along(
+    world: Any, tiny_job: Job, until_true: Until
+) -> None:
+    world.start()
+    world.apply("goes", tiny_job(name="goes"))
+    job_id = until_true(lambda: world.status("goes").get("jobId"), "not submitted")
+    world.running(job_id)
+    world.services.delete(job_id)
+    until_true(lambda: world.cluster.get("TrainingJob", "goes") is None, "it stays")
+    assert not world.made()
+    assert len(world.cluster.events("Submitted")) == 1
+
+
 def test_an_invalid_spec_is_reported_and_not_retried(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:

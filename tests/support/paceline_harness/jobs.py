@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -19,7 +20,7 @@ from paceline.code.archive import check
 from paceline.config import parse_job
 from paceline.digest import digest_of
 from paceline.enums import JobState, Purpose, TrackerState, check_job_transition
-from paceline.errors import NotFoundError, StateError
+from paceline.errors import DeletedError, NotFoundError, StateError
 from paceline.telemetry.metrics import Metrics
 from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.transport.sending import accept
@@ -40,12 +41,24 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
         self.holdings = WeightPlacement()
         self.trajectories: list[Trajectory] = []
         self._requests: dict[str, str] = {}
+        self._deleted: set[str] = set()
+        self._numbers = itertools.count()
         self._changed = asyncio.Condition()
 
     async def move(self, job_id: str, *path: JobState) -> None:
         """Move a job through a sequence of states."""
         for state in path:
             await self._set(job_id, state)
+
+    def delete(self, job_id: str) -> None:
+        """Delete a job; its request is remembered."""
+        del self.jobs[job_id]
+        self._deleted.add(job_id)
+
+    def lose(self, job_id: str) -> None:
+        """Forget a job and its request, as a store that comes from an older backup."""
+        del self.jobs[job_id]
+        self._requests = {name: each for name, each in self._requests.items() if each != job_id}
 
     async def measure(self, job_id: str, **values: float) -> None:
         """Add a metric row."""
@@ -71,7 +84,11 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Any) -> types_pb2.Job:
         """Store a job."""
         spec = parse_job(json.loads(request.spec_json))
-        job_id = self._requests.setdefault(request.request_id, f"job-{len(self._requests)}")
+        if request.request_id not in self._requests:
+            self._requests[request.request_id] = f"job-{next(self._numbers)}"
+        job_id = self._requests[request.request_id]
+        if job_id in self._deleted:
+            raise DeletedError(f"job {job_id} was deleted")
         if job_id not in self.jobs:
             trackers = [TrackerStatus(t.label, t.kind, TrackerState.WAITING) for t in spec.tracking]
             status = JobStatus(

@@ -45,7 +45,8 @@ def test_next_steps_of_a_training_job() -> None:
     assert next_step(thing(holds=True)) is NextStep.SUBMIT
     assert next_step(thing(holds=True, jobId="a-1", state="queued")) is NextStep.MIRROR
     assert next_step(thing(holds=True, jobId="a-1", state="succeeded")) is NextStep.RELEASE
-    assert next_step(thing(jobId="a-1", state="succeeded")) is NextStep.NOTHING
+    assert next_step(thing(jobId="a-1", state="succeeded")) is NextStep.OUTLIVE
+    assert next_step(thing(deleting=True, jobId="a-1", state="failed")) is NextStep.NOTHING
 
 
 def test_steps_of_a_deletion() -> None:

@@ -58,6 +58,7 @@ from paceline_experience.store.payloads import RedisPayloads
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
 from paceline_experience.tenancy.quotas import JobLimits, Quotas
+from paceline_harness.wires import Wire
 
 
 class FakeClock:
@@ -382,13 +383,20 @@ class Site:
         told: dict[str, Any] = {"incarnation": self.incarnation, "step": step, "parent": -1}
         await self.training.publish_version(self.job_id, **told, num_bytes=8, seed=Seed("http://t"))
 
-    async def play(self, *, evals: int = 100) -> None:
+    async def play(self, *, evals: int = 100, eval_reward: float | None = None) -> None:
         """Complete all leasable episodes immediately, with the newest version."""
         ledger = await self.ledger()
         version = (await ledger.live()).version
         leased = await ledger.lease(worker_id="w", train=100, evals=evals)
         done = [
-            made(a, place, reward=float(index % 2), version=max(version, a.pinned_version))
+            made(
+                a,
+                place,
+                reward=float(index % 2)
+                if eval_reward is None or a.purpose == Purpose.TRAIN
+                else eval_reward,
+                version=max(version, a.pinned_version),
+            )
             for a in leased
             for place, index in enumerate(a.indices)
         ]
@@ -481,6 +489,24 @@ async def store(redis_socket: str) -> AsyncIterator[Store]:
     await found.redis.flushall()
     yield found
     await found.close()
+
+
+@pytest.fixture
+async def wire(redis_socket: str, tmp_path: Path) -> AsyncIterator[Wire]:
+    """A proxy to the store that can cut connections."""
+    async with Wire(upstream=Path(redis_socket), path=tmp_path / "w") as made:
+        yield made
+
+
+@pytest.fixture
+async def site(wire: Wire, sites: Sites, store: Store, tmp_path: Path) -> AsyncIterator[Site]:
+    """Its store is reached by the wire."""
+    del store  # emptied
+    cuttable = Store(Redis(unix_socket_path=str(tmp_path / "w")))
+    made = sites(cuttable, tmp_path / "run")
+    yield made
+    await made.ledgers.close()
+    await cuttable.close()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@
 -- a number: the live jobs of the tenant, which has reached its limit.
 if ARGV[3] ~= '' then
   local holder = redis.call('HGET', KEYS[2], ARGV[2] .. '/' .. ARGV[3])
+  if holder == '' then fail('DELETED', "the job of request_id '" .. ARGV[3] .. "' was deleted; use another one") end
   if holder then return holder end
 end
 local most = tonumber(ARGV[4])

@@ -25,8 +25,9 @@ class ForkSpec(StrictModel):
 
     job: str = Field(max_length=128)
     """Id of the other job."""
-    step: Literal["latest"] | Annotated[int, Field(gt=0, le=MAX_STEPS)] = "latest"
-    """Of a checkpoint that the other job keeps; replaced by its number when the job is accepted."""
+    step: Literal["latest", "best"] | Annotated[int, Field(gt=0, le=MAX_STEPS)] = "latest"
+    """Of a checkpoint that the other job keeps: a number, the `latest`, or the `best` by its
+    `trainer.checkpoint.best`; replaced by its number when the job is accepted."""
     digest: str = Field(default="", max_length=64, pattern="^([0-9a-f]{64})?$")
     """SHA-256 of the checkpoint's index, which has the digests of its files; filled in likewise."""
 

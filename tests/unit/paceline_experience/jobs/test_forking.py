@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +38,14 @@ async def site(store: Store, tmp_path: Path, sites: Sites) -> Site:
     return found
 
 
-async def saved(site: Site, step: int) -> None:
+async def saved(site: Site, step: int, *, kept: Sequence[int] = (2, 4)) -> None:
     folder = site.run_dir / "jobs" / site.job_id / "checkpoints" / f"step-{step:06d}.1"
     folder.mkdir(parents=True)
     (folder / "paceline.json").write_text(f"{step}")
     (folder / "weights").write_text("x" * step)
     told: dict[str, Any] = {"incarnation": site.incarnation, "step": step, "path": "p"}
-    kept = [each for each in (2, 4) if each <= step]
-    await site.training.commit_checkpoint(site.job_id, **told, kept=kept, digest=DIGEST)
+    there = [each for each in kept if each <= step]
+    await site.training.commit_checkpoint(site.job_id, **told, kept=there, digest=DIGEST)
     await site.training.close()
 
 
@@ -119,6 +120,68 @@ async def test_a_finished_job_can_be_forked(site: Site) -> None:
     assert len(await batches(site, 4, 10)) == 6
 
 
+async def test_the_best_checkpoint_by_eval_is_forked(
+    store: Store, tmp_path: Path, sites: Sites
+) -> None:
+    """The one that the parent's status names, even if its eval ends after a newer checkpoint."""
+    site = sites(store, tmp_path)
+    site.storage = ""
+    await site.die()
+    await site.submit(eval={"every": 1, "tasks": 2, "timeout_s": 50})
+    await site.begin(0)
+    for step, reward in ((1, 0.25), (2, 0.75), (3, 0.5), (4, 0.5)):
+        await site.train()
+        if step in (2, 4):
+            await saved(site, step)
+        await site.play(eval_reward=reward)
+        await site.sweep()
+    named = [each.step for each in (await site.status()).checkpoints if each.best]
+    for which, step in (("best", 2), ("latest", 4)):
+        child = await site.jobs.get(await forked(site, step=which))
+        fork = JobSpec.model_validate_json(child.spec).fork
+        assert fork is not None
+        assert fork.step == step
+    assert named == [2]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_fork_of_a_checkpoint_that_the_ledger_has_passed_goes_on_with_the_next_tasks(
+    store: Store, tmp_path: Path, sites: Sites, ends: bool, staleness: int
+) -> None:
+    """Only the best checkpoint is left of that time: the batches after it are gone."""
+    site = sites(store, tmp_path)
+    site.storage = ""
+    await site.die()
+    await site.submit(
+        eval={"every": 1, "tasks": 2, "timeout_s": 50},
+        experience={"max_staleness": staleness},
+        stop={"steps": 8 if ends else 100},
+    )
+    await site.begin(0)
+    for step in range(1, 9):
+        await site.train()
+        await saved(site, step, kept=[step])
+        await site.play(eval_reward=0.75 if step == 2 else 0.25)
+        await site.sweep()
+    await site.sweep()
+    assert (await site.status()).state == ("succeeded" if ends else "running")
+    parent, site.job_id = site.job_id, await forked(site, step="best", stop={"steps": 6})
+    rows = [row for row in await site.rows() if row.kind == "train"]
+    assert [row.step for row in rows] == [1, 2]
+    report = await (await site.ledger()).verify()
+    assert report.ok, report.problems
+    assert report.counts["durable"] == rows[1].values["counts"]["trained"] + 4
+    fresh = await batches(site, 2, 6)
+    assert [len(each) for each in fresh] == [4, 4, 4, 4]
+    report = await (await site.ledger()).verify()
+    assert report.ok, report.problems
+    assert report.counts["trained"] + report.counts["durable"] == 24
+    await site.sweep()
+    status = await site.status()
+    assert (status.step, parent != site.job_id) == (6, True)
+
+
 async def test_a_repeated_request_finds_the_same_fork(site: Site) -> None:
     child = await forked(site, request_id="r")
     await site.train()
@@ -133,6 +196,10 @@ async def test_a_repeated_request_finds_the_same_fork(site: Site) -> None:
     ("changes", "problem"),
     [
         ({"step": 3}, r"fork.step: job job-\w+ has no checkpoint of step 3; kept are: 2, 4"),
+        (
+            {"step": "best"},
+            r"no checkpoint that is the best; kept are: 2, 4; none of these steps was evaluated",
+        ),
         ({"tasks": {"environment": "arithmetic", "seed": 8}}, "tasks.seed: cannot differ"),
         ({"model": {"path": "other"}}, "model: cannot differ"),
         ({"tenant": "other"}, "fork.job: .* belongs to tenant 'default'"),
