@@ -1,4 +1,4 @@
-"""`python -m paceline_trainer.export < REQUEST`: prints the folder; 2 if that is refused or cannot be written."""
+"""`python -m paceline_trainer.export < REQUEST`: prints the folder; 2 if there is none."""
 
 from __future__ import annotations
 

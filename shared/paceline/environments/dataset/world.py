@@ -9,7 +9,14 @@ from typing import Any
 from paceline.environments.dataset.options import DatasetOptions
 from paceline.environments.texts import said
 from paceline.errors import InvalidError
-from paceline.plugins import Environment, EnvironmentPlugin, Message, Observation, StepResult, registry
+from paceline.plugins import (
+    Environment,
+    EnvironmentPlugin,
+    Message,
+    Observation,
+    StepResult,
+    registry,
+)
 from paceline.types import Task
 
 _NOTHING = Observation()
