@@ -118,7 +118,10 @@ class WorkerEndpoints:
         import httpx  # some megabytes, in workers that ask servers only
 
         if self._client is None:
-            self._client = httpx.AsyncClient(follow_redirects=False)
+            # Each endpoint has its `concurrency`; those of httpx would be one for all of them.
+            self._client = httpx.AsyncClient(
+                follow_redirects=False, limits=httpx.Limits(max_connections=None)
+            )
         return self._client
 
     @asynccontextmanager

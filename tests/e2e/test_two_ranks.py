@@ -1,9 +1,20 @@
 """Two ranks of a trainer against the real ledger."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from paceline_harness.ranks import place
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _computing() -> Iterator[None]:
+    """What the platform of this module hands on to its trainers."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in place(2).items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -158,9 +158,13 @@ def _highest_id(tokenizer: Mapping[str, Any]) -> int:
     if not isinstance(vocabulary, dict):
         return -1
     entries = cast(list[Any], added if isinstance(added, list) else [])
-    others = {cast(Any, each).get("id") for each in entries if isinstance(each, dict)}
-    ids = cast(dict[str, Any], vocabulary).values()
-    return max((each for each in ids if isinstance(each, int) and each not in others), default=-1)
+    others = [cast(Any, each).get("id") for each in entries if isinstance(each, dict)]
+    own = _integers(cast(dict[str, Any], vocabulary).values()) - _integers(others)
+    return max(own, default=-1)
+
+
+def _integers(values: Iterable[Any]) -> set[int]:
+    return {each for each in values if isinstance(each, int)}
 
 
 def _check_json(data: bytes, what: str) -> None:

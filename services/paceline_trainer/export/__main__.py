@@ -1,9 +1,11 @@
-"""`python -m paceline_trainer.export < REQUEST`: prints the folder; 2 if that is refused."""
+"""`python -m paceline_trainer.export < REQUEST`: prints the folder; 2 if there is none."""
 
 from __future__ import annotations
 
 import json
 import sys
+
+from safetensors import SafetensorError
 
 from paceline.config.load import validate
 from paceline.errors import PacelineError, UnavailableError
@@ -22,6 +24,9 @@ def main() -> int:
         return EXIT_UNAVAILABLE
     except PacelineError as error:
         print(f"paceline: {error.message}", file=sys.stderr)
+        return EXIT_REFUSED
+    except (OSError, SafetensorError) as error:  # no permission, disk full, ...
+        print(f"paceline: export failed: {error}", file=sys.stderr)
         return EXIT_REFUSED
     return 0
 

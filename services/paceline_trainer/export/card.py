@@ -14,6 +14,7 @@ from paceline.types import CheckpointStatus
 from paceline_trainer.checkpoints.checkpoint import libraries
 from paceline_trainer.checkpoints.folders import META, SavedCheckpoint
 from paceline_trainer.export.curves import Points, draw
+from paceline_trainer.export.published import place, published
 from paceline_trainer.export.request import ExportRequest
 
 CURVES = "rewards.svg"
@@ -33,7 +34,7 @@ def card(
         "",
         f"# {spec.name}, step {checkpoint.step}",
         "",
-        f"`{spec.model.path}`, trained by reinforcement learning with Paceline: "
+        f"`{place(spec.model.path)}`, trained by reinforcement learning with Paceline: "
         f"{checkpoint.step} steps of {spec.experience.batch_groups} groups on the tasks of "
         f"`{spec.tasks.environment}`.",
         "",
@@ -58,7 +59,7 @@ def card(
         "## Job file",
         "",
         "```yaml",
-        yaml.safe_dump(request.spec, sort_keys=False, width=100).rstrip(),
+        yaml.safe_dump(published(request.spec), sort_keys=False, width=100).rstrip(),
         "```",
         "",
     ]
@@ -86,7 +87,7 @@ def _provenance(
     yield "incarnation of the trainer", str(recorded.get("incarnation", ""))
     revision = f" at `{model.revision}`" if model.revision else ""
     digest = f", files `{model.digest}`" if model.digest else ""
-    yield "base model", f"`{model.path}`{revision}{digest}"
+    yield "base model", f"`{place(model.path)}`{revision}{digest}"
     for name, value in sorted(request.artifacts.items()):
         yield f"base {name} (SHA-256)", f"`{value}`"
     if spec.code is not None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from paceline.errors import UnavailableError
+from paceline.errors import ConfigError, UnavailableError
 from paceline_trainer.ranks.rank_info import RankInfo
 
 TIMEOUT = timedelta(minutes=30)
@@ -29,9 +29,15 @@ class RankGroup:
     """All ranks of a trainer. Methods are collective: all ranks call them in the same order."""
 
     def __init__(self, rank_info: RankInfo) -> None:
+        """Meet the other ranks.
+
+        Raises:
+            ConfigError: this node has fewer GPUs than ranks.
+        """
         self.rank_info = rank_info
-        on_gpu = torch.cuda.is_available()
-        self.device = torch.device("cuda", rank_info.local_rank) if on_gpu else torch.device("cpu")
+        num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        self.device = device_of(rank_info, num_gpus)
+        on_gpu = self.device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(self.device)
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
@@ -86,6 +92,23 @@ class RankGroup:
         """Leave the group."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def device_of(rank_info: RankInfo, num_gpus: int) -> torch.device:
+    """A GPU of the rank alone, as NCCL requires; the CPU on a node that has none.
+
+    Raises:
+        ConfigError: the node has fewer GPUs than ranks. All its ranks raise it, so none waits.
+    """
+    if not num_gpus:
+        return torch.device("cpu")
+    if rank_info.local_world > num_gpus:
+        raise ConfigError(
+            f"trainer.world_size: {rank_info.local_world} ranks on a node that has {num_gpus} "
+            f"GPU{'s' if num_gpus > 1 else ''}, and each rank needs one; have at most so many "
+            "ranks, or train on CPUs, by starting Paceline with CUDA_VISIBLE_DEVICES set to nothing"
+        )
+    return torch.device("cuda", rank_info.local_rank)
 
 
 class StopBroadcast:

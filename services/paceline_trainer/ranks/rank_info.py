@@ -16,6 +16,7 @@ class RankInfo:
     rank: int = 0
     local_rank: int = 0
     world: int = 1
+    local_world: int = 1  # ranks of this node
     node: int = 0
     nodes: int = 1
     parent: int = 0  # torchrun's process; 0: a single rank, started without it
@@ -46,6 +47,7 @@ def find_rank(environment: Mapping[str, str]) -> RankInfo:
     """
     try:
         rank, local, world = (int(environment[k]) for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+        local_world = int(environment.get("LOCAL_WORLD_SIZE", "1"))
         node = int(environment.get("GROUP_RANK", "0"))
         nodes = int(environment.get("GROUP_WORLD_SIZE", "1"))
         port = int(environment.get("MASTER_PORT", "0"))
@@ -58,6 +60,7 @@ def find_rank(environment: Mapping[str, str]) -> RankInfo:
         rank=rank,
         local_rank=local,
         world=world,
+        local_world=local_world,
         node=node,
         nodes=nodes,
         parent=os.getppid() if "TORCHELASTIC_RUN_ID" in environment else 0,

@@ -57,12 +57,17 @@ class TrackingSpec(PluginSpec):
     @model_validator(mode="after")
     def _holds_no_secret(self) -> TrackingSpec:
         for field, value in _leaves(self.options):
-            if _SECRET.search(field) or (isinstance(value, str) and _IN_URL.search(value)):
+            if is_secret(field, value):
                 raise ValueError(
                     f"{field}: a job file must not hold secrets; put them into the environment of "
                     "the tracking service (see docs/tracking.md)"
                 )
         return self
+
+
+def is_secret(field: str, value: Any) -> bool:
+    """Whether a field is named as one that holds credentials, or its value is a URL with some."""
+    return bool(_SECRET.search(field) or (isinstance(value, str) and _IN_URL.search(value)))
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

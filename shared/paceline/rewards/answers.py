@@ -16,7 +16,17 @@ RAW_CHARS = 1000
 
 
 def expected(task: Task, field: str) -> str:
-    """The answer in the task's payload.
+    """The answer in the task's payload, as text.
+
+    Raises:
+        InvalidError: the payload has no such field.
+    """
+    value = field_of(task, field)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def field_of(task: Task, field: str) -> Any:
+    """The JSON value of a field of the task's payload.
 
     Raises:
         InvalidError: the payload has no such field.
@@ -25,7 +35,7 @@ def expected(task: Task, field: str) -> str:
     if not isinstance(payload, dict) or field not in payload:
         raise InvalidError(f"payload of task {task.task_id!r} has no field {field!r}")
     value: Any = payload[field]
-    return value if isinstance(value, str) else json.dumps(value)
+    return value
 
 
 def final(answer: str) -> str:

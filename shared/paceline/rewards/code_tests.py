@@ -16,6 +16,8 @@ from paceline.plugins import ProgramEnding, ProgramOutcome
 from paceline.types import Task
 
 _RESULT = "paceline-result:"
+# What `ast.parse` raises for a text that is no program, or one nested too deeply.
+_UNPARSED = (SyntaxError, RecursionError, MemoryError)
 # What follows the program: it reads the arguments, so that they cannot be confused with its text.
 _CALL = """
 
@@ -66,7 +68,7 @@ def tests_of(task: Task, field: str) -> list[ProgramTest]:
         if isinstance(found, str):  # as columns of data sets have it
             found = json.loads(found) if found.lstrip()[:1] in {"[", "{"} else [found]
         tests = _tests(found)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, *_UNPARSED):
         tests = []
     if not tests:
         raise InvalidError(
@@ -147,7 +149,7 @@ def _equal(value: Any, expected: Any) -> bool:
     if isinstance(value, bool) or isinstance(expected, bool):
         return value is expected
     if isinstance(value, float) or isinstance(expected, float):
-        return _is_number(value) and _is_number(expected) and math.isclose(value, expected)
+        return _is_number(value) and _is_number(expected) and _is_close(value, expected)
     if isinstance(value, list) and isinstance(expected, list):
         return len(value) == len(expected) and all(map(_equal, value, expected))
     if isinstance(value, dict) and isinstance(expected, dict):
@@ -158,6 +160,13 @@ def _equal(value: Any, expected: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
+
+
+def _is_close(value: float, expected: float) -> bool:
+    try:
+        return math.isclose(value, expected)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def _assert(statement: str) -> ProgramTest:

@@ -14,6 +14,7 @@ from paceline.errors import InvalidError
 from paceline.plugins import RewardInput, declares
 from paceline.rewards.answers import RAW_CHARS, unanswered
 from paceline.rewards.bounded import ExceededError, bounded
+from paceline.rewards.schema_parts import check_parts
 from paceline.types import Score
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -25,7 +26,8 @@ def checked(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema, if it is one (draft 2020-12, or what its `$schema` says).
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none, one of its references leads nowhere, or one of its patterns is no
+            regular expression.
     """
     if not isinstance(schema, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError("a schema has to be an object")
@@ -36,13 +38,17 @@ def checked(schema: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("schemas of other documents are not fetched: use $defs")
     from jsonschema.exceptions import SchemaError
 
+    kind = _class_of(schema)
     try:
-        _class_of(schema).check_schema(schema)
+        kind.check_schema(schema)
+        check_parts(schema, kind)
     except SchemaError as error:
         where = "/".join(map(str, error.absolute_path))
         raise ValueError(f"not a JSON schema: {where}: {error.message[:200]}") from None
     except RecursionError:
         raise ValueError("not a JSON schema: nested too deeply") from None
+    except OverflowError as error:  # of a pattern
+        raise ValueError(f"not a JSON schema: {error}") from None
     return schema
 
 
@@ -112,7 +118,10 @@ def _normal(value: Any) -> str:
 
 
 def _problem(validator: Any, value: Any) -> str:
-    error = next(validator.iter_errors(value), None)
+    try:
+        error = next(validator.iter_errors(value), None)
+    except OverflowError:  # of `multipleOf`
+        return "a number is larger than any that it can be compared with"
     if error is None:
         return ""
     where = "/".join(map(str, error.absolute_path))

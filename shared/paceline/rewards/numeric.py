@@ -12,7 +12,7 @@ from pydantic import Field
 
 from paceline.errors import InvalidError
 from paceline.plugins import RewardInput, declares
-from paceline.rewards.answers import RAW_CHARS, expected, final, unanswered
+from paceline.rewards.answers import RAW_CHARS, expected, field_of, final, unanswered
 from paceline.types import Score
 
 Percent = Literal["share", "points"]
@@ -55,13 +55,15 @@ def numeric(
         abs_tol: absolute tolerance.
         rel_tol: relative tolerance.
         percent: `share`: 15 % is 0.15; `points`: 15 % is 15.
-        decimal_comma: numbers are written as `1.250,50`.
+        decimal_comma: numbers are written as `1.250,50`, in responses and in answers that are
+            texts; an answer that is a number of JSON has its decimal point.
 
     Raises:
         InvalidError: the answer of the task is not a number.
     """
     answer = final(expected(item.task, answer_field))
-    wanted = _last(answer, percent=percent, decimal_comma=decimal_comma)
+    is_text = isinstance(field_of(item.task, answer_field), str)  # JSON has a decimal point
+    wanted = _last(answer, percent=percent, decimal_comma=decimal_comma and is_text)
     if wanted is None:
         raise InvalidError(f"answer of task {item.task.task_id!r} is no number: {answer[:100]!r}")
     response = item.response[-_MAX_CHARS:]

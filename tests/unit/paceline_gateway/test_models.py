@@ -69,5 +69,8 @@ async def test_the_tokenizer_of_another_model_is_refused(
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     told = await refusal(gateway, job, str(model))
     assert "has ids up to 7, but config.json says vocab_size 3" in told
+    tokenizer["added_tokens"] += [{"id": []}, {}, None]  # of no use, and no reason to break
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "has ids up to 7" in await refusal(gateway, job, str(model))
     (model / "config.json").write_text('{"text_config": {"vocab_size": 8}}')
     await gateway.submitted(job)

@@ -25,11 +25,18 @@ from paceline.testing.rewards import item
 from paceline.types import Score
 
 OK, NONE, LATE = ScoreStatus.OK, ScoreStatus.PARSE_ERROR, ScoreStatus.TIMEOUT
+DRAFT_4 = {"$schema": "http://json-schema.org/draft-04/schema#"}
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
     "required": ["name"],
 }
+
+
+def schema_with(part: dict[str, Any]) -> dict[str, Any]:
+    """Options of `json_schema`: a part deep in a schema, beside what references may lead to."""
+    places = {"odd": {"type": "objekt"}, "list": ["a"], "$defs": {"name": {"pattern": "^a"}}}
+    return {"schema": {**places, "allOf": [{"items": {"$ref": "#/$defs/name"}}, {"not": part}]}}
 
 
 def said(score: Score) -> tuple[float, ScoreStatus, str]:
@@ -104,6 +111,8 @@ def test_a_task_without_a_readable_answer_is_not_the_fault_of_the_response() -> 
         ("1,250.50 dollars", "1250.5", {}, (1.0, OK, "1250.5")),
         ("$1,250", "1250", {}, (1.0, OK, "1250")),
         ("1.250,50", "1.250,5", {"decimal_comma": True}, (1.0, OK, "1250.5")),
+        ("12,50", 12.5, {"decimal_comma": True}, (1.0, OK, "12.5")),
+        ("5", 12.5, {"decimal_comma": True}, (0.0, OK, "5")),
         (r"\frac{3}{4}", "0.75", {}, (1.0, OK, "0.75")),
         ("1 1/2 cups", "1.5", {}, (1.0, OK, "1.5")),
         ("1/3", "2/6", {}, (1.0, OK, "1/3")),
@@ -244,6 +253,8 @@ def test_json_schema(response: str, score: tuple[float, ScoreStatus, str]) -> No
 def test_json_schema_says_what_does_not_fit_and_bounds_patterns() -> None:
     score = json_schema(item('{"name": "Ada", "age": -1}'), schema=PERSON)
     assert score.detail == "age: -1 is less than the minimum of 0"
+    large = json_schema(item("1" + "0" * 400), schema={"multipleOf": 0.1})
+    assert (large.reward, large.detail[:18]) == (0.0, "a number is larger")
     late = json_schema(item(json.dumps("a" * 40)), schema={"pattern": "^(a|aa)+b"}, cpu_s=0.2)
     assert (late.reward, late.status) == (0.0, LATE)
 
@@ -264,6 +275,22 @@ def test_json_schema_says_what_does_not_fit_and_bounds_patterns() -> None:
         ("length", {"right": [1.0]}, "reward.0.right"),
         ("json_schema", {"schema": {"type": "objekt"}}, "reward.0.schema: not a JSON schema: type"),
         ("json_schema", {"schema": {"$ref": "http://x/y"}}, "reward.0.schema: schemas of other "),
+        ("json_schema", schema_with({"$ref": "#/$defs/y"}), "reward.0.schema: $ref '#/$defs/y' l"),
+        ("json_schema", schema_with({"$ref": "other.json"}), "reward.0.schema: $ref 'other.json'"),
+        ("json_schema", schema_with({"$ref": "#/allOf/b"}), "reward.0.schema: $ref '#/allOf/b' l"),
+        ("json_schema", schema_with({"$ref": "#/odd"}), "reward.0.schema: not a JSON schema: type"),
+        ("json_schema", schema_with({"$ref": "#/list"}), "reward.0.schema: not a JSON schema: "),
+        ("json_schema", schema_with({"pattern": "("}), "reward.0.schema: not a JSON schema: "),
+        (
+            "json_schema",
+            {"schema": {"pattern": f"a{{{10**20}}}"}},
+            "reward.0.schema: not a JSON schema: the repetition number is too large",
+        ),
+        (
+            "json_schema",
+            {"schema": DRAFT_4 | {"patternProperties": {"(": {}}}},
+            "reward.0.schema: pattern '(': missing )",
+        ),
         ("judge", {}, "reward.0.model: is missing"),
         ("judge", {"model": "m", "prompt": "Good?"}, "reward.0.prompt: has to contain {response}"),
         ("judge", {"model": "m", "api_key": "sk-1"}, "reward.0.api_key: unknown option of 'judge'"),
@@ -281,6 +308,6 @@ def test_options_of_the_documentation_are_accepted() -> None:
     for kind, options in {
         "format": {"tags": ["reasoning", "answer"]},
         "length": {"right": [1.0, 0.2], "wrong": [-1, -0.2]},
-        "json_schema": {"schema": PERSON},
+        "json_schema": schema_with({"properties": {"$ref": {"const": {"$ref": "none"}}}}),
     }.items():
         assert not list(wrong_options("reward.0", "rewards", kind, options))

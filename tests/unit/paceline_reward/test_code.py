@@ -99,7 +99,17 @@ async def test_all_tests_together_are_bounded(grade: Grade) -> None:
 
 
 @pytest.mark.parametrize(
-    "tests", [None, [], {}, {"inputs": [], "outputs": []}, {"inputs": ["1"], "outputs": []}]
+    "tests",
+    [
+        None,
+        [],
+        [["1", "2"]],
+        {},
+        {"inputs": [], "outputs": []},
+        {"inputs": ["1"], "outputs": []},
+        ["assert f("],
+        ["assert " + "-" * 100_000 + "1"],
+    ],
 )
 async def test_a_task_without_tests_is_the_fault_of_nobody(grade: Grade, tests: Any) -> None:
     score = await grade(ADD, tests=tests)
@@ -151,6 +161,7 @@ async def test_forms_of_tests(grade: Grade, program: str, tests: Any) -> None:
     [
         ("def add(a, b): return 4", "test 0: another output"),
         ("def add(a, b): return True", "test 0: another output"),
+        ("def add(a, b): return 3 if a == 1 else 10**400", "test 1: another output"),
         ("def add(a, b): return object()", "test 0: exit code 1: TypeError"),
         ("def add(a): return a", "test 0: exit code 1: TypeError"),
         ("def sub(a, b): return a", "test 0: exit code 1: "),

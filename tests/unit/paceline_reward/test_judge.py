@@ -243,6 +243,23 @@ async def test_a_job_has_so_many_requests_open_and_no_more(judging: Judging) -> 
     assert [each.reward for each in found] == [0.5] * 24
 
 
+async def test_an_endpoint_has_as_many_connections_as_its_operator_allows(
+    judging: Judging,
+) -> None:
+    most = 150  # httpx alone would open 100
+    together = threading.Barrier(most)
+
+    def answer(body: dict[str, Any]) -> Reply:
+        together.wait(30.0)
+        return chat("Score: 5")
+
+    with serving(answer) as server:
+        items = [asked(f"It is {number}.") for number in range(most)]
+        scorer = judging.scorer(server.url, concurrency=most)
+        found = await score(scorer, *items, concurrency=most, timeout_s=60.0)
+    assert [each.reward for each in found] == [0.5] * most
+
+
 async def test_a_pattern_that_does_not_end_holds_up_nobody(judging: Judging) -> None:
     with serving(lambda body: chat("a" * 5000 + " 5")) as server:
         scorer = judging.scorer(server.url)

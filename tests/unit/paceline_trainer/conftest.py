@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -29,6 +30,7 @@ from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
+from paceline_harness.ranks import place
 from paceline_trainer.weights.publish import WeightCopy, fill
 
 VOCAB = 32
@@ -128,7 +130,10 @@ def _stage(snapshot: WeightCopy) -> Staging:
 def _run_ranks(world: int, what: str, folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={world}", str(WORKER), what, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    environment = {**os.environ, **place(world)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=250, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,6 @@ from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import local
-
-WORKER = Path(__file__).with_name("ranks.py")
 
 
 class Parts:
@@ -74,7 +70,7 @@ def test_resumed_training_is_bit_equal(
 
 @pytest.mark.slow
 def test_two_ranks_write_what_one_rank_reads(
-    llama: Path, group: RankGroup, make_samples: Any, tmp_path: Path
+    llama: Path, group: RankGroup, make_samples: Any, run_ranks: Any, tmp_path: Path
 ) -> None:
     samples = make_samples(25)
     job = {
@@ -84,10 +80,7 @@ def test_two_ranks_write_what_one_rank_reads(
         "header": [25, columns(samples).num_tokens],
     }
     (tmp_path / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node=2", str(WORKER), "save", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=250)
-
+    run_ranks(2, "save", tmp_path)
     checkpoints = Checkpoints(tmp_path / "checkpoints", group=group, keep=2)
     parts = Parts(llama, group)
     checkpoints.load(checkpoints.find(max_step=5).step, parts.policy, parts.optimizer)

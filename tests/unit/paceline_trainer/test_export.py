@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ from paceline.errors import IntegrityError, InvalidError, NotFoundError
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.checkpoints.folders import checkpoints_of
 from paceline_trainer.checkpoints.format import file_of
+from paceline_trainer.export.__main__ import main
 from paceline_trainer.export.curves import MAX_POINTS, draw, thinned
 from paceline_trainer.export.folder import export
+from paceline_trainer.export.published import published
 from paceline_trainer.export.request import ExportRequest
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.loading import open_policy
@@ -121,6 +125,8 @@ def test_transformers_loads_the_whole_model(
     own, again = (dict(each.inner.named_parameters()) for each in (job.policy, policy))
     assert all(torch.equal(own[name], again[name]) for name in own)
     card = (folder / "README.md").read_text()
+    assert str(tmp_path) not in card
+    assert "| base model | `.../model` |" in card
     assert "| weight version | 4 |" in card
     assert "| eval | 20 | 0.5000 | 9 | this model |" in card
     assert "| incarnation of the trainer | 3 |" in card
@@ -189,6 +195,55 @@ def test_a_checkpoint_of_another_model_is_refused(
         IntegrityError, match=r"has no model\.layers\.2\..*: it is of another model"
     ):
         export(job.request(base_model=str(other)))
+
+
+def test_a_card_can_be_published() -> None:
+    options = {"template": "/no_think {q}", "api_key": "sk-1", "path": "/data/rows.jsonl"}
+    options |= {"files": ["s3://me:pw@rows/a?X-Amz-Signature=1", "~/b.jsonl"], "size": 3}
+    shown = published(
+        {
+            "name": "a",
+            "notify": {"webhook": "https://hooks.example.com/services/T0/secret"},
+            "model": {"path": "file:///home/ada/models/tiny"},
+            "tasks": {"options": options, "source": None},
+        }
+    )
+    options |= {"api_key": "(removed)", "path": ".../rows.jsonl"}
+    options |= {"files": ["(removed)", ".../b.jsonl"]}
+    assert shown == {
+        "name": "a",
+        "model": {"path": ".../tiny"},
+        "tasks": {"options": options, "source": None},
+    }
+    assert published({"path": "s3://rows/a?X-Amz-Signature=1"}) == {"path": "s3://rows/a"}
+    assert published({"path": "org/model"}) == {"path": "org/model"}
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_a_line(
+    llama: Path,
+    group: RankGroup,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = Job(tmp_path, llama, group)
+    (tmp_path / "file").touch()
+
+    def told(output: Path) -> str:
+        request = job.request(output=str(output)).model_dump_json()
+        monkeypatch.setattr("sys.stdin", io.StringIO(request))
+        assert main() == 2
+        return capsys.readouterr().err
+
+    error = told(tmp_path / "file" / "out")
+    assert error == f"paceline: export failed: [Errno 17] File exists: '{tmp_path}/file'\n"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as a disk that is full
+    try:
+        assert "export failed: " in told(tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "out").exists()
 
 
 def test_curves_are_bounded() -> None:

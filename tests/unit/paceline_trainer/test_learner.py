@@ -26,7 +26,6 @@ from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import local
 
-WORKER = Path(__file__).with_name("ranks.py")
 # Adam makes a whole step of a gradient that is rounding only, unless its epsilon is larger.
 ABOVE_ROUNDING = 1e-5
 UNBOUNDED = {"corrections": [{"kind": "behaviour_weight", "upper": None}]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -26,6 +27,7 @@ from paceline.weights.snapshot.manifest import plan
 from paceline.weights.snapshot.staging import Staging
 from paceline.weights.transfer.server import WeightServer
 from paceline.weights.transfer.version_transfer import Transfer
+from paceline_harness.ranks import ON_CPU
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.weights.publish import Publisher, TensorQueue, WeightCopy
 from paceline_trainer.weights.seeder import WeightSeeder
@@ -39,7 +41,12 @@ async def two_nodes(folder: Path) -> AsyncGenerator[None]:
     """Two ranks, each with a server of its own."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     process = await asyncio.create_subprocess_exec(
-        *command, str(RANKS), "seed", str(folder), stderr=asyncio.subprocess.PIPE
+        *command,
+        str(RANKS),
+        "seed",
+        str(folder),
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **ON_CPU},  # as the first rank of its node, each would take GPU 0
     )
     ended = asyncio.create_task(process.communicate())
     try:

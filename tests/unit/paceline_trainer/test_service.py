@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import Process
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ import pytest
 import yaml
 
 from paceline.config import ServiceSettings
+from paceline.errors import ConfigError
 from paceline.transport.rpc import call, connect
 from paceline.v1 import trainer_pb2 as pb
 from paceline.v1.options_pb2 import WORKER_KIND_TRAINER
 from paceline.v1.trainer_pb2_grpc import TrainerStub
 from paceline_harness.ports import free_port
+from paceline_harness.ranks import ON_CPU, place
 from paceline_trainer.checkpoints.folders import META
 from paceline_trainer.checkpoints.format import INDEX, file_of
+from paceline_trainer.ranks.distributed import device_of
 from paceline_trainer.ranks.rank_info import RankInfo, find_rank
 from paceline_trainer.ranks.start import of_rank, run
 
@@ -47,18 +51,21 @@ def settings_file(folder: Path, address: str, **options: Any) -> Path:
 async def start(settings: Path, *, ranks: int = 0) -> Process:
     """Under torchrun, or (ranks=0) one process with the environment that torchrun would set."""
     prefix = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks else []
-    return await launch(settings, prefix, alone=not ranks)
+    return await launch(settings, prefix, place(ranks or 1), alone=not ranks)
 
 
 async def start_node(settings: Path, *, node: int, port: int) -> Process:
     """One of two nodes with a rank each, as in a pod."""
     torchrun = ["-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]
     torchrun += ["--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
-    return await launch(settings, [*torchrun, "--max-restarts=0"])
+    # Both would take GPU 0 of this machine.
+    return await launch(settings, [*torchrun, "--max-restarts=0"], ON_CPU)
 
 
-async def launch(settings: Path, prefix: list[str], *, alone: bool = False) -> Process:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+async def launch(
+    settings: Path, prefix: list[str], where: Mapping[str, str], *, alone: bool = False
+) -> Process:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **where}
     if alone:
         environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     command = [*prefix, "-m", "paceline_trainer", str(settings)]
@@ -193,6 +200,21 @@ def test_place_of_a_rank() -> None:
     assert (rank_info.rank, rank_info.local_rank, rank_info.world) == (3, 1, 4)
     assert not rank_info.orphaned
     assert find_rank({**environment, "TORCHELASTIC_RUN_ID": "none"}).parent == os.getppid()
+
+
+@pytest.mark.parametrize(("rank", "num_gpus", "device"), [(1, 0, "cpu"), (1, 2, "cuda:1")])
+def test_each_rank_has_a_gpu_or_none_has(rank: int, num_gpus: int, device: str) -> None:
+    rank_info = RankInfo(rank=rank, local_rank=rank, world=2, local_world=2)
+    assert str(device_of(rank_info, num_gpus)) == device
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_refuses_a_node_with_fewer_gpus_than_ranks(rank: int) -> None:
+    """One that did not would wait for the others."""
+    environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    rank_info = find_rank({**environment, "LOCAL_WORLD_SIZE": "2"})
+    with pytest.raises(ConfigError, match=r"trainer\.world_size: 2 ranks on a node that has 1 GPU"):
+        device_of(rank_info, 1)
 
 
 def test_the_first_rank_of_a_node_has_its_ports_and_rank_0_reports(tmp_path: Path) -> None:

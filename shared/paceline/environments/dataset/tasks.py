@@ -14,8 +14,9 @@ from typing import Any
 from paceline.data import JobData
 from paceline.digest import Permutation, task_id
 from paceline.environments.dataset.options import DatasetOptions, SourceOptions
+from paceline.environments.dataset.world import mixable
 from paceline.errors import InvalidError
-from paceline.plugins import TaskSource, registry
+from paceline.plugins import TaskSource
 from paceline.types import Task
 
 ENVIRONMENT = "dataset"
@@ -96,7 +97,7 @@ class DatasetTasks:
         self, each: SourceOptions, field: str, wanted: DatasetOptions, data: JobData, seed: int
     ) -> _Part:
         if each.environment:
-            source = _environment_tasks(each, wanted.split, seed)
+            source = _environment_tasks(each, wanted.split, seed, field=field)
             return _Part(len(source), each.weight or len(source), source.__getitem__)
         rows = data.rows(each.path, each.shape, field=field)
         self.digests[each.path or "data"] = rows.digest
@@ -119,9 +120,13 @@ class DatasetTasks:
         return _Part(len(ranks), each.weight or len(ranks), task)
 
 
-def _environment_tasks(each: SourceOptions, split: str, seed: int) -> TaskSource:
+def _environment_tasks(each: SourceOptions, split: str, seed: int, *, field: str) -> TaskSource:
     """The tasks of an environment; its split is that of the mixture if it has one of that name."""
-    make = registry.environment(each.environment).load_tasks()
+    try:
+        make = mixable(each.environment).load_tasks()
+    except InvalidError as error:
+        why = error.message.removeprefix("environments: ")
+        raise InvalidError(f"{field}.environment: {why}") from None
     options = dict(each.options)
     if split != "all" and "split" in inspect.signature(make).parameters:
         options.setdefault("split", split)

@@ -9,7 +9,14 @@ from typing import Any
 from paceline.environments.dataset.options import DatasetOptions
 from paceline.environments.texts import said
 from paceline.errors import InvalidError
-from paceline.plugins import Environment, Message, Observation, StepResult, registry
+from paceline.plugins import (
+    Environment,
+    EnvironmentPlugin,
+    Message,
+    Observation,
+    StepResult,
+    registry,
+)
 from paceline.types import Task
 
 _NOTHING = Observation()
@@ -67,11 +74,20 @@ def observation_of(payload: Mapping[str, Any], *, system_prompt: str = "") -> Ob
     return Observation(messages=tuple(messages), text=text)
 
 
-def _world_of(name: str, options: Mapping[str, Any]) -> Environment:
+def mixable(name: str) -> EnvironmentPlugin:
+    """An environment whose tasks can be mixed with rows.
+
+    Raises:
+        InvalidError: it is not installed, or its worlds do not live in the worker itself.
+    """
     plugin = registry.environment(name)
     if plugin.worlds_in != "worker" or plugin.settings:
         raise InvalidError(
-            f"sources: {name!r}: its worlds live in processes of their own; only environments of "
-            "the worker itself can be mixed with rows"
+            f"worlds of {name!r} live in processes of their own; only environments "
+            "of the worker itself can be mixed with rows"
         )
-    return plugin.load_world()(**options)
+    return plugin
+
+
+def _world_of(name: str, options: Mapping[str, Any]) -> Environment:
+    return mixable(name).load_world()(**options)

@@ -150,5 +150,21 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], says: str)
         DatasetOptions.model_validate(options)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("gymnasium", "environment: worlds of 'gymnasium' live in processes of their own"),
+        ("none", "environment: 'none' is not"),
+    ],
+)
+def test_environments_that_cannot_be_mixed_in_are_refused_at_once(
+    tmp_path: Path, name: str, says: str
+) -> None:
+    write(tmp_path, "a", [1])
+    sources = [{"path": "a.jsonl"}, {"environment": name, "options": {"id": "CartPole-v1"}}]
+    with pytest.raises(InvalidError, match=rf"^tasks\.options\.sources\.1\.{says}"):
+        tasks_of(tmp_path, sources=sources, split="all")
+
+
 def test_it_is_a_plug_in_like_any_other() -> None:
     assert registry.environment("dataset").load_tasks() is DatasetTasks
