@@ -28,7 +28,7 @@ _LINE = re.compile(r"^line (\d+)")
 
 
 @dataclass(slots=True)
-class Batch:
+class RequestLines:
     """Lines for one request, with their numbers from 1, and what is wrong with others."""
 
     numbers: list[int] = field(default_factory=list[int])
@@ -47,38 +47,38 @@ def add(arguments: Namespace) -> int:
         raise ConfigError(f"{path}: no such file")
     num_stored = num_refused = 0
     with client_of(arguments) as client:
-        for batch in batches(path):
-            num_refused += len(batch.problems)
-            if batch.lines:
-                found = _sent(client, arguments.job, batch)
+        for request in requests_of(path):
+            num_refused += len(request.problems)
+            if request.lines:
+                found = _sent(client, arguments.job, request)
                 num_stored += found.num_stored
                 num_refused += found.num_refused
-                batch.problems += map(batch.renumbered, found.problems)
-            for problem in batch.problems:
+                request.problems += map(request.renumbered, found.problems)
+            for problem in request.problems:
                 print(f"{path}: {problem}", file=sys.stderr)
     print(f"{num_stored} stored, {num_refused} refused")
     return Exit.INPUT if num_refused else Exit.OK
 
 
-def batches(path: Path) -> Iterator[Batch]:
+def requests_of(path: Path) -> Iterator[RequestLines]:
     """The lines of a file, as many as a request takes; blank ones are left out."""
-    batch, size = Batch(), 0
+    request, size = RequestLines(), 0
     with path.open("rb") as file:
         for number, data in _lines(file):
             try:
                 line, num_bytes = _checked(data)
             except InvalidError as error:
-                batch.problems.append(f"line {number}: {error.message}")
+                request.problems.append(f"line {number}: {error.message}")
                 continue
             if not line:
                 continue
-            if batch.lines and (len(batch.lines) == MAX_ROWS or size + num_bytes > MAX_BYTES):
-                yield batch
-                batch, size = Batch(), 0
-            batch.numbers.append(number)
-            batch.lines.append(line)
+            if request.lines and (len(request.lines) == MAX_ROWS or size + num_bytes > MAX_BYTES):
+                yield request
+                request, size = RequestLines(), 0
+            request.numbers.append(number)
+            request.lines.append(line)
             size += num_bytes
-    yield batch
+    yield request
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -110,12 +110,12 @@ def _checked(data: bytes) -> tuple[str, int]:
     return line, num_bytes
 
 
-def _sent(client: Client, job_id: str, batch: Batch) -> ImportView:
+def _sent(client: Client, job_id: str, request: RequestLines) -> ImportView:
     """Send lines, again while the service has to look for their tasks or is away."""
     end, is_told = time.monotonic() + _OUTAGE_S, False
     while True:
         try:
-            return client.import_episodes(job_id, lines="\n".join(batch.lines))
+            return client.import_episodes(job_id, lines="\n".join(request.lines))
         except (UnavailableError, DeadlineError) as error:
             if time.monotonic() > end:
                 raise
