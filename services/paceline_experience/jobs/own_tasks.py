@@ -9,6 +9,7 @@ import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 from paceline.code.folders import CodeFolder, CodeFolders
@@ -54,6 +55,14 @@ class StoredTasks:
 
     def __getitem__(self, position: int, /) -> Task:
         return Task(*self._rows[position])
+
+    def position_of(self, task_id: str, /) -> int | None:
+        """The position of the task with this id; None: there is none."""
+        return self._positions.get(task_id)
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {row[0]: position for position, row in enumerate(self._rows)}
 
 
 @dataclass(frozen=True, slots=True)

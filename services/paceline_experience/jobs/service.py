@@ -36,7 +36,12 @@ from paceline_experience.jobs.own_tasks import OwnTasks, sources_of
 from paceline_experience.jobs.pausing import Pausing
 from paceline_experience.jobs.uploads import Uploads
 from paceline_experience.ledger.ledger import JobLedger
-from paceline_experience.ledger.replay.imports import MAX_IMPORT_CHARS, ImportReport, vocabulary_of
+from paceline_experience.ledger.replay.imports import (
+    MAX_IMPORT_CHARS,
+    ImportReport,
+    lines_of,
+    vocabulary_of,
+)
 from paceline_experience.ledger.sources import check_plugins
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.tenancy.quotas import Quotas
@@ -137,6 +142,7 @@ class JobService:
             InvalidError: the job has no replay, the size of its vocabulary is not known, or there
                 is too much.
             StateError: it is over.
+            DeadlineError: its tasks are being looked through; repeat the call.
         """
         if len(lines) > MAX_IMPORT_CHARS:
             raise InvalidError(f"lines: {len(lines)} characters; at most {MAX_IMPORT_CHARS}")
@@ -145,8 +151,7 @@ class JobService:
         if (digest := job.artifacts.get("config.json")) is None:
             raise InvalidError("the model has no config.json, which tells the vocabulary")
         content = b"".join([each async for each in self._artifacts.chunks(digest)])
-        rows = [line for line in lines.splitlines() if line.strip()]
-        return await ledger.imports.add(rows, vocabulary=vocabulary_of(content))
+        return await ledger.imports.add(lines_of(lines), vocabulary=vocabulary_of(content))
 
     async def _create(self, spec: JobSpec, request_id: str, artifacts: Mapping[str, str]) -> Job:
         max_live = self._quotas.of(spec.tenant).submitted

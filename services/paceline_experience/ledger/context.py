@@ -17,6 +17,7 @@ from paceline_experience.ledger.generation.learning import LearningPlugin
 from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.records import (
+    HELD,
     BatchRecord,
     LedgerMeta,
     Publication,
@@ -234,7 +235,7 @@ class LedgerContext:
             state.pool = Pool(stored, unfixed=state.unfixed_step())
             state.unpinned = old.unpinned | old.pool.payloads | {*old.pins}
         await self.clock.resume(state.meta.clock)
-        if state.meta.paused == "held":
+        if state.meta.paused == HELD:
             self.clock.hold()
         else:
             self.clock.go_on()

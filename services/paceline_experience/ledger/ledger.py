@@ -182,7 +182,7 @@ class JobLedger:
 
     def close(self) -> None:
         """This process is done with the job."""
-        for each in (self._groups, self._batches, self._core.traces):
+        for each in (self._groups, self._batches, self._core.traces, self.imports):
             each.close()
 
     def wakeup(self) -> asyncio.Event:

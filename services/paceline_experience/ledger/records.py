@@ -23,6 +23,7 @@ from paceline_experience.ledger.failures import Failures
 
 T = TypeVar("T")
 Exact = Annotated[float, PlainSerializer(repr, return_type=str)]  # as text, which Lua cannot round
+DRAINING, HELD = "draining", "held"  # `LedgerMeta.paused` of a job that pauses
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from typing import BinaryIO
 
+from paceline.api.documents import ImportView
 from paceline.cli.entry import Exit
 from paceline.cli.remote import client_of
-from paceline.errors import ConfigError
+from paceline.client.client import Client
+from paceline.config.quota import MAX_SPEC_BYTES
+from paceline.errors import ConfigError, DeadlineError, InvalidError, UnavailableError
 
-MAX_ROWS, MAX_CHARS = 256, 256 << 10  # of one request
+MAX_ROWS, MAX_BYTES = 256, 256 << 10  # of one request, as JSON
+MAX_LINE_BYTES = MAX_SPEC_BYTES - 64  # what a request takes, without the names around a line
+_OUTAGE_S, _PAUSE_S = 300.0, 2.0
+_PART = 1 << 20
 _LINE = re.compile(r"^line (\d+)")
+
+
+@dataclass(slots=True)
+class RequestLines:
+    """Lines for one request, with their numbers from 1, and what is wrong with others."""
+
+    numbers: list[int] = field(default_factory=list[int])
+    lines: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])
+
+    def renumbered(self, problem: str) -> str:
+        """A problem with the line's number in the file instead of the request."""
+        return _LINE.sub(lambda found: f"line {self.numbers[int(found[1]) - 1]}", problem)
 
 
 def add(arguments: Namespace) -> int:
@@ -23,42 +47,79 @@ def add(arguments: Namespace) -> int:
         raise ConfigError(f"{path}: no such file")
     num_stored = num_refused = 0
     with client_of(arguments) as client:
-        for numbers, lines in batches(path):
-            found = client.import_episodes(arguments.job, lines="\n".join(lines))
-            num_stored += found.num_stored
-            num_refused += found.num_refused
-            for problem in found.problems:
-                print(f"{path}: {_renumbered(problem, numbers)}", file=sys.stderr)
+        for request in requests_of(path):
+            num_refused += len(request.problems)
+            if request.lines:
+                found = _sent(client, arguments.job, request)
+                num_stored += found.num_stored
+                num_refused += found.num_refused
+                request.problems += map(request.renumbered, found.problems)
+            for problem in request.problems:
+                print(f"{path}: {problem}", file=sys.stderr)
     print(f"{num_stored} stored, {num_refused} refused")
     return Exit.INPUT if num_refused else Exit.OK
 
 
-def batches(path: Path) -> Iterator[tuple[list[int], list[str]]]:
-    """Lines of a file with their numbers from 1, as many as a request takes; blank ones left out.
+def requests_of(path: Path) -> Iterator[RequestLines]:
+    """The lines of a file, as many as a request takes; blank ones are left out."""
+    request, size = RequestLines(), 0
+    with path.open("rb") as file:
+        for number, data in _lines(file):
+            try:
+                line, num_bytes = _checked(data)
+            except InvalidError as error:
+                request.problems.append(f"line {number}: {error.message}")
+                continue
+            if not line:
+                continue
+            if request.lines and (len(request.lines) == MAX_ROWS or size + num_bytes > MAX_BYTES):
+                yield request
+                request, size = RequestLines(), 0
+            request.numbers.append(number)
+            request.lines.append(line)
+            size += num_bytes
+    yield request
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Number and content of each line; of one that is too long only its beginning."""
+    for number in count(1):
+        line = part = file.readline(MAX_LINE_BYTES + 2)
+        while part and not part.endswith(b"\n"):
+            part = file.readline(_PART)
+        if not line:
+            return
+        yield number, line.rstrip(b"\r\n")
+
+
+def _checked(data: bytes) -> tuple[str, int]:
+    """The text of a line, and its size in a request.
 
     Raises:
-        ConfigError: the file is no text.
+        InvalidError: it cannot be sent.
     """
-    numbers: list[int] = []
-    lines: list[str] = []
-    size = 0
+    too_long = f"is too long; at most {MAX_LINE_BYTES} bytes of JSON are allowed"
+    if len(data) > MAX_LINE_BYTES:
+        raise InvalidError(too_long)
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                if lines and (len(lines) == MAX_ROWS or size + len(line) > MAX_CHARS):
-                    yield numbers, lines
-                    numbers, lines, size = [], [], 0
-                numbers.append(number)
-                lines.append(line.strip())
-                size += len(line)
+        line = data.decode().strip()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: no UTF-8 text: {error}") from None
-    if lines:
-        yield numbers, lines
+        raise InvalidError(f"is not UTF-8 at byte {error.start}") from None
+    if (num_bytes := len(json.dumps(line))) > MAX_LINE_BYTES:
+        raise InvalidError(too_long)
+    return line, num_bytes
 
 
-def _renumbered(problem: str, numbers: list[int]) -> str:
-    """With the line's number in the file instead of the request."""
-    return _LINE.sub(lambda found: f"line {numbers[int(found[1]) - 1]}", problem)
+def _sent(client: Client, job_id: str, request: RequestLines) -> ImportView:
+    """Send lines, again while the service has to look for their tasks or is away."""
+    end, is_told = time.monotonic() + _OUTAGE_S, False
+    while True:
+        try:
+            return client.import_episodes(job_id, lines="\n".join(request.lines))
+        except (UnavailableError, DeadlineError) as error:
+            if time.monotonic() > end:
+                raise
+            if not is_told:
+                print(f"waiting: {error.message}", file=sys.stderr)
+            is_told = True
+        time.sleep(_PAUSE_S)

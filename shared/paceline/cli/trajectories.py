@@ -9,6 +9,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -103,21 +104,43 @@ def _in_full(arguments: Namespace) -> bool:
 def _follow(client: Client, arguments: Namespace) -> int:
     """Show what is stored, then what is new, until the job ends."""
     seen: set[_Key] = set()
-    limit = arguments.limit
+    most = before = arguments.limit
+    step = sys.maxsize
     while True:
-        over = client.get(arguments.job).status.state.terminal
-        new: list[ListedEpisode] = []
-        for each in _found(client, arguments, limit=limit):
-            if _key(each) in seen:
-                break
-            new.append(each)
-        seen.update(map(_key, new))
+        status = client.get(arguments.job).status
+        if arguments.dropped:
+            found = _found(client, arguments, limit=sys.maxsize)
+            since = min(step, status.step)  # a trainer that starts again goes back
+            new = unseen_samples(found, seen, since=since, most=most, before=before)
+        else:
+            found = _found(client, arguments, limit=most)
+            new = list(takewhile(lambda each: _key(each) not in seen, found))
+            seen.update(map(_key, new))
         if new:
             _show(client, arguments, list(reversed(new)), paged=False)
-        if over:
+        if status.state.terminal:
             return Exit.OK
-        limit = _MOST_NEW
+        most, before, step = _MOST_NEW, 0, status.step
         time.sleep(_FOLLOW_S)
+
+
+def unseen_samples(
+    found: Iterable[ListedEpisode], seen: set[_Key], *, since: int, most: int, before: int
+) -> list[ListedEpisode]:
+    """The first `most` samples that are not in `seen`, which gets all that were looked at.
+
+    Samples come newest step first, but within a step by name, so that new ones may be anywhere
+    among those of step `since` and later. Of earlier steps there is nothing new: they are looked
+    at only until there are `before`.
+    """
+    new: list[ListedEpisode] = []
+    for each in found:
+        if each.step < since and len(new) >= before:
+            break
+        if _key(each) not in seen and len(new) < most:
+            new.append(each)
+        seen.add(_key(each))
+    return new
 
 
 def _show(

@@ -20,6 +20,7 @@ from paceline.plugins.engines import (
 from paceline.plugins.environments import (
     Environment,
     EnvironmentPlugin,
+    FindsTasks,
     Message,
     Observation,
     StepResult,
@@ -100,6 +101,7 @@ __all__ = [
     "EnvironmentPlugin",
     "EpisodeBatch",
     "Filter",
+    "FindsTasks",
     "FinishedEpisode",
     "FinishedGroup",
     "FinishedTurn",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from paceline.plugins.loading import attribute
 from paceline.types import Task
@@ -74,6 +74,18 @@ class TaskSource(Protocol):
 
     def __getitem__(self, position: int, /) -> Task:
         """The task at an index of the unshuffled collection."""
+        ...
+
+
+@runtime_checkable
+class FindsTasks(Protocol):
+    """What a task source may have in addition: it knows where a task is.
+
+    Without it, whoever has only the id of a task looks through all of a source.
+    """
+
+    def position_of(self, task_id: str, /) -> int | None:
+        """A position of the task with this id, at once; None: there is no such task."""
         ...
 
 

@@ -9,7 +9,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from paceline.plugins import Environment, EnvironmentPlugin, Observation, StepResult, TaskSource
+from paceline.plugins import (
+    Environment,
+    EnvironmentPlugin,
+    FindsTasks,
+    Observation,
+    StepResult,
+    TaskSource,
+)
 from paceline.testing.common import expect, expect_type, is_number, resolved
 from paceline.types import Task
 
@@ -61,6 +68,10 @@ def tasks_keep_their_order(
         expect_type(task, Task, f"task {place}")
         expect(task == again[place], f"task {place} differs for the same options and seed")
         expect(task == first[place], f"task {place} differs on a second access")
+        if isinstance(first, FindsTasks):
+            found = first.position_of(task.task_id)
+            here = found is not None and 0 <= found < size and first[found] == task
+            expect(here, f"position_of finds task {place} at {found!r}")
     try:
         beyond = first[size]
     except IndexError:

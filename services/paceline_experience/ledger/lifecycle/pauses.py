@@ -13,8 +13,7 @@ from paceline.errors import StateError
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.evaluation.evals import Evals
 from paceline_experience.ledger.leases import Leases
-
-DRAINING, HELD = "draining", "held"
+from paceline_experience.ledger.records import DRAINING, HELD
 
 
 class Pauses:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
@@ -29,6 +29,8 @@ from paceline.types import (
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.generation.submission import Submission, submission
 from paceline_experience.ledger.groups import Groups
+from paceline_experience.ledger.replay.lookup import TaskLookup
+from paceline_experience.ledger.state import LedgerState
 
 MAX_ROWS, MAX_IMPORT_CHARS = 1024, 1 << 20  # of one call
 _UNKNOWN_VERSION = -1
@@ -90,8 +92,8 @@ class Imports:
     """Checks lines one by one, and stores what can be trained."""
 
     def __init__(self, *, core: LedgerContext, groups: Groups, tasks: TaskSource) -> None:
-        self._core, self._groups, self._tasks = core, groups, tasks
-        self._positions: Mapping[str, int] | None = None  # by task id
+        self._core, self._groups = core, groups
+        self._lookup = TaskLookup(tasks, job_id=core.job_id)
 
     async def add(self, lines: Sequence[str], *, vocabulary: int) -> ImportReport:
         """Store the trajectories of these lines; the same line is stored once.
@@ -101,42 +103,45 @@ class Imports:
             vocabulary: token ids are below it.
 
         Raises:
-            InvalidError: the job has no replay, or there are too many lines.
+            InvalidError: the job has no replay, or too many tasks to find those of the lines, or
+                there are too many lines.
             StateError: the job is over.
+            DeadlineError: its tasks are being looked through; repeat the call.
         """
         if self._core.spec.experience.replay is None:
             raise InvalidError("experience.replay: the job has none, so nothing can be imported")
         if len(lines) > MAX_ROWS:
             raise InvalidError(f"lines: {len(lines)}; at most {MAX_ROWS} at a time")
-        if self._positions is None:
-            self._positions = await asyncio.to_thread(_positions, self._tasks)
-        found: list[tuple[int, Submission]] = []
-        problems: list[str] = []
-        for place, line in enumerate(lines, 1):
-            try:
-                found.append(self._read(line, self._positions, vocabulary))
-            except InvalidError as error:
-                problems.append(clipped(f"line {place}: {error.message}", _PROBLEM_BYTES))
         async with self._core.transaction() as state:
-            if state.closed or state.stop is not None:
-                raise StateError("the job is about to end: nothing is replayed any more")
+            _check_goes_on(state)
+        problems: dict[int, str] = {}
+        rows: dict[int, _Row] = {}
+        for place, line in enumerate(lines, 1):
+            with _noted(problems, place):
+                rows[place] = _row(line)
+        positions = await self._lookup.positions({row.task_id for row in rows.values()})
+        found: list[tuple[int, Submission]] = []
+        for place, row in rows.items():
+            with _noted(problems, place):
+                if (position := positions.get(row.task_id)) is None:
+                    raise InvalidError(f"task_id: {row.task_id!r} is no task of the job")
+                found.append((position, self._checked(lines[place - 1], row, vocabulary)))
+        async with self._core.transaction() as state:
+            _check_goes_on(state)
             stored = await self._groups.bring(found)
-        return ImportReport(stored, len(problems), tuple(problems[:_MAX_PROBLEMS]))
+        told = [problems[place] for place in sorted(problems)[:_MAX_PROBLEMS]]
+        return ImportReport(stored, len(problems), tuple(told))
 
-    def _read(
-        self, line: str, positions: Mapping[str, int], vocabulary: int
-    ) -> tuple[int, Submission]:
-        """The position of the task of a line, and its trajectory.
+    def close(self) -> None:
+        """End what goes on without a call."""
+        self._lookup.close()
+
+    def _checked(self, line: str, row: _Row, vocabulary: int) -> Submission:
+        """The trajectory of a line.
 
         Raises:
             InvalidError: it cannot be trained in this job.
         """
-        try:
-            row = _ROWS.validate_json(line)
-        except ValidationError as error:
-            raise InvalidError(_why(line, error)) from None
-        if (position := positions.get(row.task_id)) is None:
-            raise InvalidError(f"task_id: {row.task_id!r} is no task of the job")
         if not math.isfinite(row.score.reward):
             raise InvalidError(f"score.reward: {row.score.reward} is not finite")
         most = self._core.spec.sampling.max_context
@@ -169,7 +174,7 @@ class Imports:
         )
         if stored.report.result is None:
             raise InvalidError(stored.report.detail)
-        return position, stored
+        return stored
 
 
 def vocabulary_of(config: bytes) -> int:
@@ -181,8 +186,36 @@ def vocabulary_of(config: bytes) -> int:
     return size
 
 
-def _positions(tasks: TaskSource) -> dict[str, int]:
-    return {tasks[position].task_id: position for position in range(len(tasks))}
+def lines_of(text: str) -> list[str]:
+    """Its lines but blank ones; characters that separate lines elsewhere are part of JSON texts."""
+    return [line for line in text.split("\n") if line.strip()]
+
+
+def _check_goes_on(state: LedgerState) -> None:
+    """Raise `StateError` if the job is about to end."""
+    if state.closed or state.stop is not None:
+        raise StateError("the job is about to end: nothing is replayed any more")
+
+
+@contextmanager
+def _noted(problems: dict[int, str], place: int) -> Generator[None]:
+    """A problem inside is that of the line at this place, from 1."""
+    try:
+        yield
+    except InvalidError as error:
+        problems[place] = clipped(f"line {place}: {error.message}", _PROBLEM_BYTES)
+
+
+def _row(line: str) -> _Row:
+    """What is read of a line.
+
+    Raises:
+        InvalidError: it is none.
+    """
+    try:
+        return _ROWS.validate_json(line)
+    except ValidationError as error:
+        raise InvalidError(_why(line, error)) from None
 
 
 def _why(line: str, error: ValidationError) -> str:
@@ -191,6 +224,8 @@ def _why(line: str, error: ValidationError) -> str:
         fields = json.loads(line)
     except ValueError:
         return "is no JSON"
+    except RecursionError:
+        return "is nested too deeply"
     if isinstance(fields, dict) and "messages" in fields and "transcripts" not in fields:
         return (
             "messages have no tokens and no log-probs of the policy that sampled them; give "

@@ -20,6 +20,7 @@ from rich.console import Console
 from paceline.api.documents import JobEvent, MetricRow
 from paceline.cli.check import read_job
 from paceline.cli.progress import JobProgress, Rate, main_eval_of, partial_eval, waiting
+from paceline.cli.replay import requests_of
 from paceline.cli.report import by_eval, curve, draw_rewards, read_metrics, smooth
 from paceline.enums import JobState, Purpose
 from paceline.errors import InvalidError
@@ -425,6 +426,27 @@ def test_a_rate_needs_two_points_and_forgets_a_counter_that_fell() -> None:
     assert rate.per_s == 20
     rate.add(2.0, 5)
     assert rate.per_s is None
+
+
+def test_lines_that_cannot_be_imported_are_refused_one_by_one(tmp_path: Path) -> None:
+    path = tmp_path / "collected.jsonl"
+    separated = '{"a": "\u2028\u0085"}'
+    long = b"x" * (1 << 20)
+    lines = [b"{}", separated.encode(), b"", long, b"\xff", b'"' * (600 << 10), b"{} ", long]
+    path.write_bytes(b"\r\n".join(lines))
+    (request,) = requests_of(path)
+    assert (request.numbers, request.lines) == ([1, 2, 7], ["{}", separated, "{}"])
+    assert [each.partition(";")[0] for each in request.problems] == [
+        "line 4: is too long",
+        "line 5: is not UTF-8 at byte 0",
+        "line 6: is too long",  # in a request it takes twice as much
+        "line 8: is too long",
+    ]
+    assert request.renumbered("line 3: is no JSON") == "line 7: is no JSON"
+    path.write_bytes(b"[%s]\n" % (b"1" * 1000) * 600)
+    found = [*requests_of(path)]
+    assert [len(each.lines) for each in found] == [256, 256, 88]
+    assert found[-1].numbers[-1] == 600
 
 
 def test_report(tmp_path: Path) -> None:

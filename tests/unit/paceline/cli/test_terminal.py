@@ -24,7 +24,7 @@ from paceline.api.documents import EpisodePage, JobView, MetricPage, MetricRow
 from paceline.api.episodes import ListedEpisode
 from paceline.cli.terminal.tokens import HEAT, Colouring, heat, numbered, transcript_text
 from paceline.cli.top import as_json, screen
-from paceline.cli.trajectories import episode_text, table_of
+from paceline.cli.trajectories import episode_text, table_of, unseen_samples
 from paceline.client.curves import figure, metric_curves, save
 from paceline.enums import JobState, Purpose, TokenSource, WorkerKind
 from paceline.errors import InvalidError
@@ -156,6 +156,24 @@ def test_no_text_of_a_model_acts_on_the_terminal() -> None:
     text = without_styles(shown(table_of([each]), *full))
     assert not acts(text)
     assert "␛]0;pwned" in text
+
+
+def test_samples_of_a_step_are_followed_wherever_their_names_put_them() -> None:
+    def samples(*places: tuple[int, str]) -> list[ListedEpisode]:
+        newest = sorted(places, reverse=True)
+        return [ListedEpisode(name, 0, 1, "t", Purpose.TRAIN, step, 0.0) for step, name in newest]
+
+    def shown(found: list[ListedEpisode], *, since: int, before: int = 0) -> list[str]:
+        new = unseen_samples(found, seen, since=since, most=9, before=before)
+        return [each.group_id for each in new]
+
+    seen: set[tuple[str, int, int]] = set()
+    stored = [(1, "a"), (2, "b"), (3, "g"), (3, "k")]
+    assert shown(samples(*stored), since=3, before=3) == ["k", "g", "b"]
+    stored += [(3, "c"), (3, "h"), (3, "z"), (4, "d")]
+    assert shown(samples(*stored), since=3) == ["d", "z", "h", "c"]  # and nothing of before
+    assert shown(samples(*stored), since=4) == []
+    assert shown(samples(*stored, (2, "e")), since=2) == ["e"]  # the trainer has started again
 
 
 def test_names_and_reasons_of_jobs_do_not_act_either() -> None:

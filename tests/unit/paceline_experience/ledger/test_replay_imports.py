@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic_core import to_json
 
-from paceline.errors import InvalidError, StateError
+from paceline.errors import DeadlineError, InvalidError, StateError, UnavailableError
+from paceline.testing import environments
+from paceline.types import Task
 from paceline.v1 import experience_pb2 as pb
+from paceline_experience.jobs.own_tasks import StoredTasks
+from paceline_experience.ledger.replay.imports import lines_of
+from paceline_experience.ledger.replay.lookup import MAX_SCANNED, TaskLookup
 from paceline_experience.store.keys import JobKeys
 
 if TYPE_CHECKING:
@@ -90,6 +98,7 @@ async def test_exports_of_another_job_can_be_imported(store: Store, worlds: Worl
     ("line", "says"),
     [
         ("{", "is no JSON"),
+        ("[" * 5000, "is nested too deeply"),
         (json.dumps({"messages": [], "task_id": "t0"}), "messages have no tokens and no log-probs"),
         (json.dumps(row(task_id="t9")), "'t9' is no task of the job"),
         (json.dumps(row(score={"reward": float("nan")})), "score.reward: nan is not finite"),
@@ -116,6 +125,97 @@ async def test_a_line_that_cannot_be_trained_is_refused_alone(
     assert says in report.problems[0]
     assert report.problems[0].startswith("line 2: ")
     await world.clean(ledger)
+
+
+class Endless:
+    """As many numbers as a source may have; tells where one is, but for `unlucky` ones."""
+
+    def __init__(self) -> None:
+        self.num_made = 0
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+    def __getitem__(self, position: int, /) -> Task:
+        self.num_made += 1
+        return Task(f"t{position}", "arithmetic", "{}")
+
+    def position_of(self, task_id: str, /) -> int | None:
+        return int(task_id[1:]) if task_id != "unlucky" else None
+
+
+class Gated:
+    """Three tasks, of which one cannot be made, in a source that waits for a gate."""
+
+    def __init__(self) -> None:
+        self.gate, self.num_made = threading.Event(), 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, position: int, /) -> Task:
+        assert self.gate.wait(60)
+        self.num_made += 1
+        if position == 1:
+            raise OSError("gone")
+        return Task(f"t{position}", "arithmetic", "{}")
+
+
+async def test_only_tasks_of_the_lines_are_asked_for(store: Store, worlds: Worlds) -> None:
+    tasks = Endless()
+    world = worlds(store, experience=DART)
+    world.tasks = tasks
+    ledger = await world.started()
+    asked = [f"t{1 << 39}", "unlucky", "wrong", f"t{1 << 40}", "t-1"]
+    lines = [json.dumps(row(task_id=each)) for each in asked]
+    report = await ledger.imports.add(lines, vocabulary=VOCABULARY)
+    assert (report.num_stored, report.num_refused) == (1, 4)
+    assert tasks.num_made == 1
+    too_many = worlds(store, experience=DART, num_tasks=MAX_SCANNED + 1)
+    too_many.job_id = "j2"
+    ledger = await too_many.started()
+    with pytest.raises(InvalidError, match="1000001 tasks: at most 1000000 are looked through"):
+        await ledger.imports.add(lines, vocabulary=VOCABULARY)
+
+
+async def test_tasks_are_looked_through_once_and_faulty_ones_left_out() -> None:
+    tasks = Gated()
+    lookup = TaskLookup(tasks, job_id="j1", wait_s=0.0)
+    ended = TaskLookup(tasks, job_id="j2", wait_s=0.0)
+    for each in (lookup, lookup, ended):
+        with pytest.raises(DeadlineError, match=r"looked through \(0 of 3\); import again"):
+            await each.positions(["t2"])
+    ended.close()
+    await asyncio.sleep(0)
+    with pytest.raises(UnavailableError, match="closed meanwhile"):
+        await ended.positions(["t2"])
+    tasks.gate.set()
+    for _ in range(2):
+        assert await found_by(lookup, "t2", "t1", "t7") == {"t2": 2}
+    assert tasks.num_made == 3 + 3 + 2  # the last slice of each, and what was asked for
+
+
+async def found_by(lookup: TaskLookup, *task_ids: str) -> dict[str, int]:
+    while True:
+        with suppress(DeadlineError):
+            return await lookup.positions(task_ids)
+        await asyncio.sleep(0.01)
+
+
+def test_only_line_ends_separate_lines() -> None:
+    texts = ['{"a": "\u2028\u2029\x85"}', "{}"]
+    assert lines_of(f"{texts[0]}\n \n{texts[1]}\n") == texts
+
+
+def test_stored_tasks_know_their_places() -> None:
+    rows = [[f"t{place}", "arithmetic", "{}", 0, ""] for place in range(3)]
+
+    def make(**options: int) -> StoredTasks:
+        assert options == {"seed": 7}
+        return StoredTasks(rows)
+
+    environments.tasks_keep_their_order(make)
+    assert StoredTasks(rows).position_of("t3") is None
 
 
 async def test_own_successes_take_the_places_of_imported_ones(store: Store, worlds: Worlds) -> None:
