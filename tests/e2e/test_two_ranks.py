@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from paceline_harness.ranks import place
+from paceline_harness.processes import place_of
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _computing() -> Iterator[None]:
     """What the platform of this module hands on to its trainers."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in place(2).items():
+        for name, value in place_of(2).items():
             patch.setenv(name, value)
         yield
 

@@ -26,7 +26,10 @@ def check_parts(schema: dict[str, Any], kind: Any) -> None:
     meta = kind.META_SCHEMA
     dialect = specification_with(str(meta.get("$id", meta.get("id"))), default=DRAFT202012)
     root = dialect.create_resource(schema)
-    seen, targets = set[int](), [(root, Registry[Any]().resolver_with_root(root))]
+    uri = root.id() or ""
+    # Otherwise each reference to an anchor would search the whole schema for it.
+    registry = Registry[Any]().with_resource(uri, root).crawl()
+    seen, targets = set[int](), [(root, registry.resolver(uri))]
     while targets:
         resource, resolver = targets.pop()
         if id(resource.contents) in seen:

@@ -1,10 +1,21 @@
-"""Helpers for processes that tests kill."""
+"""Helpers for processes of tests: those that are killed, and where ranks compute."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 import psutil
+
+ON_CPU: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": ""}
+"""Added to the environment of ranks that may get no GPU."""
+
+
+def place_of(ranks: int) -> Mapping[str, str]:
+    """What to add to the environment of ranks: without a GPU for each, they see none."""
+    import torch
+
+    return {} if torch.cuda.device_count() >= ranks else ON_CPU
 
 
 def goes_on(process: psutil.Process) -> bool:

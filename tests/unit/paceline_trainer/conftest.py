@@ -30,7 +30,7 @@ from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
-from paceline_harness.ranks import place
+from paceline_harness.processes import place_of
 from paceline_trainer.weights.publish import WeightCopy, fill
 
 VOCAB = 32
@@ -130,7 +130,7 @@ def _stage(snapshot: WeightCopy) -> Staging:
 def _run_ranks(world: int, what: str, folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={world}", str(WORKER), what, str(folder)]
-    environment = {**os.environ, **place(world)}
+    environment = {**os.environ, **place_of(world)}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=250, check=False, env=environment
     )

@@ -27,7 +27,7 @@ from paceline.weights.snapshot.manifest import plan
 from paceline.weights.snapshot.staging import Staging
 from paceline.weights.transfer.server import WeightServer
 from paceline.weights.transfer.version_transfer import Transfer
-from paceline_harness.ranks import ON_CPU
+from paceline_harness.processes import ON_CPU
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.weights.publish import Publisher, TensorQueue, WeightCopy
 from paceline_trainer.weights.seeder import WeightSeeder

@@ -22,7 +22,7 @@ from paceline.v1 import trainer_pb2 as pb
 from paceline.v1.options_pb2 import WORKER_KIND_TRAINER
 from paceline.v1.trainer_pb2_grpc import TrainerStub
 from paceline_harness.ports import free_port
-from paceline_harness.ranks import ON_CPU, place
+from paceline_harness.processes import ON_CPU, place_of
 from paceline_trainer.checkpoints.folders import META
 from paceline_trainer.checkpoints.format import INDEX, file_of
 from paceline_trainer.ranks.distributed import device_of
@@ -51,7 +51,7 @@ def settings_file(folder: Path, address: str, **options: Any) -> Path:
 async def start(settings: Path, *, ranks: int = 0) -> Process:
     """Under torchrun, or (ranks=0) one process with the environment that torchrun would set."""
     prefix = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks else []
-    return await launch(settings, prefix, place(ranks or 1), alone=not ranks)
+    return await launch(settings, prefix, place_of(ranks or 1), alone=not ranks)
 
 
 async def start_node(settings: Path, *, node: int, port: int) -> Process:
