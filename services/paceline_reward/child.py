@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from paceline.code.errors import told
 from paceline.code.frames import frame, requests, take_pipes
 from paceline.errors import PacelineError
 from paceline.plugins import RewardInput, declared, registry
@@ -42,7 +43,7 @@ def serve(request: dict[str, Any]) -> Any:
         return
     except Exception as error:  # the supervisor boundary of an import
         _alarm(0.0)
-        yield {"failed": f"importing {request['target']!r}: {type(error).__name__}: {error}"}
+        yield {"failed": f"importing {request['target']!r}: {told(error)}"}
         return
     yield {"failed": ""}
     for raw in request["items"]:
@@ -59,7 +60,7 @@ def score(function: Callable[..., Any], item: RewardInput, options: dict[str, An
             value = asyncio.run(_finish(value))
         return as_score(value)
     except (Exception, SystemExit) as error:  # the supervisor boundary of one score
-        return infra_error(f"{type(error).__name__}: {error}")
+        return infra_error(told(error))
 
 
 async def _finish(value: Any) -> Any:

@@ -75,6 +75,10 @@ class LedgerProgress:
     """Groups that could be admitted now."""
     group_size: int = 0
     """Mean size of the last groups; that of the job if they are all alike."""
+    failed_attempts: int = 0
+    """Attempts of episodes that failed since the ledger was opened."""
+    last_failure: str = ""
+    """What the newest of them failed on."""
     payload_bytes: int = 0
     waiting: bool = False
     """Whether the trainer waits for a batch."""

@@ -201,14 +201,14 @@ def test_nothing_of_a_job_outlives_its_workers(
 TRIED = """
 from paceline.plugins import EnvironmentPlugin
 
-Tasks = lambda *, seed: [{"fails": number == 0} for number in range(2)]
+Tasks = lambda *, seed: [{"fails": where} for where in ("world", "reward", "nowhere")]
 
 
 class World:
     replayable = True
 
     def reset(self, task, seed):
-        self.fails = "true" in task.payload
+        self.fails = "world" in task.payload
         return "1+1="
 
     def step(self, action):
@@ -218,26 +218,33 @@ class World:
 
 
 ENVIRONMENT = EnvironmentPlugin(tasks="tried:Tasks", world="tried:World")
+
+
+def score(item):
+    return {}["answer"] if "reward" in item.task.payload else item.environment_reward
 """
 
 
 def test_a_few_episodes_are_shown_before_anything_is_trained(
     tiny_job: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    (tmp_path / "task").mkdir()
-    (tmp_path / "task" / "tried.py").write_text(TRIED)
+    (tmp_path / "tried.py").write_text(TRIED)
     job = tiny_job(name="tried") | {
-        "code": {"path": "task"},
+        "code": {"path": "tried.py"},
         "tasks": {"environment": "tried:ENVIRONMENT"},
-        "reward": [{"kind": "environment"}],
+        "reward": [{"kind": "tried:score"}],
     }
     (tmp_path / "job.yaml").write_text(json.dumps(job))
     command = [sys.executable, "-m", "paceline.cli", "try", str(tmp_path / "job.yaml")]
     ended = subprocess.run(
-        [*command, "--episodes", "2"], capture_output=True, text=True, timeout=300, check=False
+        [*command, "--episodes", "3"], capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 1, ended.stderr
     assert re.search(r"environment +'1\+1='\n +policy ", ended.stdout)
-    assert "reward 0.25 (environment 0.25)" in ended.stdout
-    assert "an episode failed: environment: ValueError: this task has no answer" in ended.stdout
-    assert "1 of 2 episodes ended; mean reward 0.250" in ended.stdout
+    assert "reward 0.25 (tried:score 0.25)" in ended.stdout
+    failed = r"failed episode \d: infra_error: "
+    world = r"environment: ValueError: this task has no answer \(tried.py:16\) \(5 attempts\)"
+    assert re.search(failed + world, ended.stdout), ended.stdout
+    reward = r"tried:score: KeyError: 'answer' \(tried.py:24\) \(5 attempts\)"
+    assert re.search(failed + reward, ended.stdout), ended.stdout
+    assert "1 of 3 episodes ended; mean reward 0.250" in ended.stdout

@@ -226,7 +226,7 @@ def test_pages_of_steps_can_be_followed(
     page: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """The model is a tiny one, and the commands are those of this environment."""
-    model = tmp_path / "models" / "smollm2-135m-instruct"
+    model = tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct"  # preferred to the hub
     said_by([sys.executable, "-c", LETTERS, str(model)], environment)
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)

@@ -148,4 +148,5 @@ def _read(wanted: list[tuple[str, DatasetOptions]], data: JobData) -> None:
     for field, options in wanted:
         for at, each in enumerate(options.sources):
             if not each.environment:
-                data.rows(each.path, each.shape, field=f"{field}.sources.{at}")
+                where = options.field_of(at, options=field)
+                data.rows(each.path, each.shape, field=where)

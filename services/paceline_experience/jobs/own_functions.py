@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +24,7 @@ from paceline.code.ledger_messages import (
 )
 from paceline.code.process_cap import ProcessCap, Release
 from paceline.config import JobSpec
-from paceline.config.named import NamedPlugin, own_ledger_parts
+from paceline.config.named import NamedPlugin, own_ledger_parts, own_rewards
 from paceline.config.needs import refusal
 from paceline.digest import digest_of
 from paceline.errors import InvalidError, PacelineError, UnavailableError
@@ -45,6 +46,8 @@ _TRIED_AT_A_TIME = 2  # jobs of a tenant
 _ATTEMPTS = 2  # a process may have died through no fault of the call
 _MAX_PROBLEM_CHARS = 2000
 _OVER = "the job is over"
+# Reward workers may have other packages than this service, except where all share one environment.
+_HAS_PACKAGES_OF_REWARDS = find_spec("math_verify") is not None
 Start = Callable[[], Awaitable[FunctionProcess]]
 log = Log("own-code")
 
@@ -103,6 +106,23 @@ class JobFunctions:
             raise InvalidError("; ".join(wrong)[:_MAX_PROBLEM_CHARS])
         self.learn(found)
         return found
+
+    async def check_rewards(self, spec: JobSpec) -> None:
+        """Import the rewards of the job, which are called elsewhere, and check how they are called.
+
+        Raises:
+            InvalidError: one cannot be imported, takes other arguments or refuses its options.
+        """
+        wrong: list[str] = []
+        for each in own_rewards(spec):
+            fields = {"op": "describe", "field": each.options_field, "kind": each.kind}
+            asked = {**fields, "may_lack_packages": not _HAS_PACKAGES_OF_REWARDS}
+            try:
+                wrong += _texts((await self._call(each, asked)).fields.get("wrong"))
+            except (UnavailableError, UntriedError) as error:  # reward workers may have more time
+                log.warning("a reward of the job is not tried", reward=each.name, error=error)
+        if wrong:
+            raise InvalidError("; ".join(wrong)[:_MAX_PROBLEM_CHARS])
 
     def needs(self, plugin: NamedPlugin) -> frozenset[str]:
         """See `OwnParts`."""
@@ -251,23 +271,27 @@ class OwnFunctions:
     async def check(self, spec: JobSpec) -> None:
         """Import them in a process of their own, check their options and call each once.
 
+        Rewards are imported and checked, but not called: what they are given is up to the tasks.
+
         Raises:
             InvalidError: there is something wrong with one.
             UnavailableError: this machine cannot contain the code.
         """
         parts = own_ledger_parts(spec)
-        if not parts:
+        if not parts and not own_rewards(spec):
             return
         call_s = min(self._call_s, self._check_s)
         async with self._slots.setdefault(spec.tenant, asyncio.Semaphore(_TRIED_AT_A_TIME)):
             functions = self._made(spec, QueueOwner(spec.tenant), call_s)
             try:
+                await functions.check_rewards(spec)
                 found = await functions.describe(spec)
                 for each in parts:
                     await _try(functions, each, spec)
             finally:
                 await functions.close()
-        await self._store.put_needs(_name(spec), found)
+        if parts:
+            await self._store.put_needs(_name(spec), found)
 
     async def of(self, job_id: str, spec: JobSpec) -> OwnParts:
         """Those of a job, ready to be called until `end`.

@@ -163,6 +163,7 @@ class Groups:
     async def report(self, reports: Sequence[Report]) -> list[EpisodeOutcome]:
         """Inside a transaction: record outcomes of attempts and settle their groups."""
         state = self._core.state
+        self.losses.note_failures(reports)
         before = {r.group_id: state.groups.get(r.group_id) for r in reports}
         max_bytes = self._core.limits.settings.reason_bytes
         argument = {

@@ -438,6 +438,7 @@ class JobLedger:
             waiting_s=self._batches.waiting_s,
             reward_mean=last.stats.reward_mean if last else None,
             eval=self._evals.progress(),
+            **self._groups.losses.failures(),
             **self._evals.standings(),
         )
 

@@ -11,12 +11,16 @@ import yaml
 
 from paceline.config import JobSpec, load_job
 from paceline.config.documents import read_yaml
+from paceline.config.load import load
 from paceline.config.named import problems
 from paceline.config.recipes import recipe
 from paceline.config.sections.model import ModelPlace, ModelSpec, is_folder
+from paceline.config.service import EndpointsFile
 from paceline.config.uploads import DataSpec
 from paceline.errors import ConfigError, InvalidError
 from paceline.plugins import registry as registry
+
+_JUDGE = "judge"  # the reward, and the server that it asks by default
 
 
 def validate(arguments: Namespace) -> int:
@@ -90,6 +94,18 @@ def check(spec: JobSpec) -> None:
     wrong = [*problems(spec), *_model_problems(spec.model)]
     if wrong:
         raise ConfigError("; ".join(wrong))
+
+
+def check_endpoints(spec: JobSpec, file: Path | None) -> None:
+    """Raise `ConfigError` for judges whose server is not in the `endpoints` of a file."""
+    known = sorted(load(EndpointsFile, file).endpoints) if file is not None else []
+    for index, part in enumerate(spec.reward):
+        name = part.options.get("endpoint", _JUDGE)
+        if part.kind == _JUDGE and name not in known:
+            where = f"{file}; there: {', '.join(known)}" if file else "a file for --endpoints"
+            raise ConfigError(
+                f"reward.{index}.endpoint: {name!r} is not one of `endpoints` in {where}"
+            )
 
 
 def override(text: str) -> tuple[str, Any]:

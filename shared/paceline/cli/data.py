@@ -17,7 +17,7 @@ from rich.text import Text
 
 from paceline.cli.check import check, read_job
 from paceline.cli.entry import Exit
-from paceline.cli.trial import tokenizer_of
+from paceline.cli.trial import tokenizer_for
 from paceline.config import JobSpec
 from paceline.data import JobData, takes_data
 from paceline.data.job_data import EVERYWHERE
@@ -46,9 +46,9 @@ def inspect(arguments: Namespace) -> int:
     """`paceline data inspect JOB.yaml`."""
     spec = read_job(arguments.job_file, arguments.overrides, arguments.data)
     check(spec)
-    tokenizer = tokenizer_of(Path(spec.model.path))
     console = Console()
     with tempfile.TemporaryDirectory(prefix="paceline-data-") as cache:
+        tokenizer = tokenizer_for(spec.model, None, Path(cache))
         found = prompts_of(spec, cache)
         console.print(sizes(found))
         for each in found:

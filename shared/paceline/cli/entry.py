@@ -78,7 +78,7 @@ def _add_local(commands: Any) -> None:
     _add_job_file(run)
     _add_data(run)
     _add_run_dir(run, "default: runs/ and the job's name")
-    _add_base(run)
+    _add_base(run, None, "8300 if it is free")
     run.add_argument(
         "--again",
         action="store_true",
@@ -98,10 +98,10 @@ def _add_local(commands: Any) -> None:
         "--timeout", type=float, default=300.0, metavar="S", help="seconds (default: 300)"
     )
     _add_run_dir(trial, "default: a temporary folder")
-    _add_base(trial)
+    _add_base(trial, 0, "0")
     up = _command(commands, "up", "local:up", "serve on this machine until interrupted")
     _add_run_dir(up, "default: runs/local")
-    _add_base(up)
+    _add_base(up, 8300, "8300")
 
 
 def _add_remote(commands: Any) -> None:
@@ -302,12 +302,12 @@ def _add_gateway(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_base(command: argparse.ArgumentParser) -> None:
+def _add_base(command: argparse.ArgumentParser, port: int | None, text: str) -> None:
     command.add_argument(
         "--port",
         type=int,
-        default=8300,
-        help="port of the REST API (default: 8300; 0: any free one)",
+        default=port,
+        help=f"port of the REST API (default: {text}; 0: any free one)",
     )
     command.add_argument(
         "--store",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.api.documents import JobView
-from paceline.cli.check import check, read_job
+from paceline.cli.check import check, check_endpoints, read_job
 from paceline.cli.entry import Exit
 from paceline.cli.export import models_of
 from paceline.cli.progress import follow
@@ -38,10 +38,12 @@ from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import PacelineError, StateError
 from paceline.files import TOKEN_FILE, read_json
+from paceline.local.ports import is_free
 from paceline.local.supervisor import Local
 from paceline.telemetry import logs
 
 CANCEL_TIMEOUT_S = 20.0
+USUAL_PORT = 8300
 RESULTS = ("summary.json", "metrics.jsonl")
 LIVE = [state.value for state in JobState if not state.terminal]
 
@@ -61,6 +63,7 @@ def run(arguments: Namespace) -> int:
     """`paceline run JOB.yaml`: start the services, run the job, stop the services."""
     spec = with_dtype(read_job(arguments.job_file, arguments.overrides, arguments.data), "auto")
     check(spec)
+    check_endpoints(spec, arguments.endpoints)
     run_dir = arguments.run_dir or Path("runs") / spec.name
     if not arguments.again:
         _check_unfinished(run_dir)
@@ -125,7 +128,7 @@ def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
     logs.setup(LogSettings(path=run_dir / "logs" / "up.log"))
     local = Local(
         run_dir,
-        http_port=arguments.port,
+        http_port=_port(run_dir) if arguments.port is None else arguments.port,
         store_url=arguments.store,
         tracing=_tracing(arguments),
         options=_options(arguments),
@@ -144,6 +147,13 @@ def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
         print("stopping", file=sys.stderr, flush=True)
         local.stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _port(run_dir: Path) -> int:
+    """The usual port if it is free, or served from this directory already; else any free one."""
+    known = str((read_json(run_dir / "gateway.json") or {}).get("url", ""))
+    is_ours = known.endswith(f":{USUAL_PORT}")
+    return USUAL_PORT if is_ours or is_free(USUAL_PORT) else 0
 
 
 def _options(arguments: Namespace) -> dict[WorkerKind, dict[str, Any]]:

@@ -17,7 +17,8 @@ from rich.text import Text
 from paceline.api.documents import JobEvent, JobView
 from paceline.cli.report import counts
 from paceline.client.client import Client
-from paceline.enums import TrackerState
+from paceline.enums import JobState, TrackerState
+from paceline.progress import LedgerProgress
 from paceline.text import visible
 from paceline.types import JobStatus, TrackerStatus
 
@@ -27,7 +28,8 @@ _AILING = (TrackerState.RETRYING, TrackerState.FAILED)
 _DONE = ("trained", "durable")
 _ORDER = (
     *("state", "step", "reward", "held-out reward", "held-out scores", "other evals"),
-    *("staleness", "tokens/s", "episodes/s", "waiting", "tracking"),
+    *("staleness", "tokens/s", "episodes/s", "waiting", "failing"),
+    "tracking",
 )
 
 
@@ -66,6 +68,7 @@ class JobProgress:
     tokens: Rate = field(default_factory=Rate)
     episodes: Rate = field(default_factory=Rate)
     wait: Rate = field(default_factory=Rate)
+    failed: Rate = field(default_factory=Rate)
 
     def update(self, event: JobEvent, now_s: float) -> None:
         """Update from one event."""
@@ -92,7 +95,12 @@ class JobProgress:
         self._put("episodes/s", self.episodes.per_s, "{:,.1f}")
         if live:
             self.wait.add(now_s, live.trainer_wait_total_s)
-            self.status["waiting"] = waiting(self.wait.per_s or 0.0, live.headroom_groups)
+            self.status["waiting"] = (
+                "trainer and rollout to load the model"
+                if status.state is JobState.STARTING
+                else waiting(self.wait.per_s or 0.0, live.headroom_groups)
+            )
+            self._note_failures(live, now_s)
 
     def line(self) -> str:
         """All values on one line."""
@@ -128,6 +136,16 @@ class JobProgress:
             told = ", ".join(filter(None, (f"{reward:.3f}", scores(values))))
             self.others[values["set"]] = f"{values['set']} {told} (step {step})"
             self.status["other evals"] = "; ".join(self.others.values())
+
+    def _note_failures(self, live: LedgerProgress, now_s: float) -> None:
+        """Attempts that failed in the last seconds, with the reason of the newest."""
+        self.failed.add(now_s, float(live.failed_attempts))
+        per_s = self.failed.per_s
+        if per_s or (per_s is None and live.failed_attempts):
+            count = f"{live.failed_attempts:,} attempts of episodes so far"
+            self.status["failing"] = f"{count}, the last: {live.last_failure}"
+        else:
+            self.status.pop("failing", None)
 
     def _note_step(self, values: Mapping[str, Any]) -> None:
         self._put("reward", values.get("reward_mean"), "{:.3f}")

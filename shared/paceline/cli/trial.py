@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 import time
@@ -13,28 +12,26 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from paceline.cli.check import check, read_job
+from paceline.cli.check import check, check_endpoints, read_job
 from paceline.cli.entry import Exit
 from paceline.cli.export import models_of
 from paceline.cli.local import running
+from paceline.cli.terminal.failures import failures, told, unfinished
 from paceline.client.client import Client
 from paceline.config import JobSpec, parse_job
 from paceline.config.evaluation import EvalSpec
 from paceline.config.precision import with_dtype
 from paceline.config.sections.model import ModelPlace, ModelSettings, ModelSpec
 from paceline.enums import Purpose, ScoreStatus, TokenSource
-from paceline.errors import DeadlineError
 from paceline.models.resolve import ModelResolver
+from paceline.text import visible
 from paceline.tokens.chat import Tokenizer
 from paceline.types import Trajectory
 
 _POLL_S = 0.5
-_MOST_REASONS = 5
 _FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _MAX_BYTES = 256 << 20
-_QUOTES = "'\""
 _STYLES = {TokenSource.POLICY: "bold green", TokenSource.EXPERT: "bold cyan"}
-_GIVEN_BACK = re.compile(r"lease given back .*detail=(.*)$")
 
 
 def try_job(arguments: Namespace) -> int:
@@ -43,6 +40,7 @@ def try_job(arguments: Namespace) -> int:
     job = read_job(arguments.job_file, arguments.overrides, arguments.data)
     spec = trial_of(with_dtype(job, "auto"), wanted)
     check(spec)
+    check_endpoints(spec, arguments.endpoints)
     console = Console()
     with tempfile.TemporaryDirectory(prefix="paceline-try-") as name:
         run_dir = arguments.run_dir or Path(name)
@@ -52,19 +50,22 @@ def try_job(arguments: Namespace) -> int:
         ):
             job = client.submit(spec)
             job_id, model = job.status.job_id, parse_job(job.spec).model
+            print(f"waiting for {wanted} episodes; logs are in {run_dir / 'logs'}", file=sys.stderr)
             try:
-                found = _episodes(client, job_id, wanted, timeout_s=arguments.timeout)
+                found, is_late = _episodes(client, job_id, wanted, timeout_s=arguments.timeout)
+                why = list(_why(client, run_dir, job_id, is_late=is_late))
             finally:
                 client.cancel(job_id, reason="tried")
-            why = list(_reasons(run_dir))
-        tokenizer = _tokenizer(model, models_of(arguments), run_dir)
+        tokenizer = tokenizer_for(model, models_of(arguments), run_dir)
         for number, each in enumerate(found, 1):
             console.print(shown(each, tokenizer, number), soft_wrap=True)
         for line in why:
-            console.print(Text(f"an episode failed: {line}", "red"), soft_wrap=True)
+            console.print(Text(visible(line), "red"), soft_wrap=True)
     good = [each for each in found if each.score.status is ScoreStatus.OK]
     mean = sum(each.score.reward for each in good) / len(good) if good else 0.0
-    console.print(f"{len(found)} of {wanted} episodes ended; mean reward {mean:.3f}")
+    late = f" within {arguments.timeout:g} s" if is_late else ""
+    reward = f"; mean reward {mean:.3f}" if good else ""
+    console.print(f"{len(found)} of {wanted} episodes ended{late}{reward}")
     return Exit.OK if len(found) == wanted else Exit.JOB
 
 
@@ -117,34 +118,40 @@ def shown(episode: Trajectory, tokenizer: Tokenizer, number: int) -> Text:
     return text
 
 
-def _episodes(client: Client, job_id: str, wanted: int, *, timeout_s: float) -> list[Trajectory]:
-    """The episodes that end within the time."""
+def _episodes(
+    client: Client, job_id: str, wanted: int, *, timeout_s: float
+) -> tuple[list[Trajectory], bool]:
+    """The episodes that end, and whether the time was over before."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    while not (is_late := time.monotonic() >= deadline):
         job = client.get(job_id).status
         rows = client.list_metrics(job_id).rows
         is_measured = any(each.kind is Purpose.EVAL for each in rows)
         if is_measured or job.state.terminal:
             if job.state.terminal and not is_measured and job.reason:
                 print(f"the job {job.state}: {job.reason}", file=sys.stderr)
-            page = client.list_trajectories(job_id, page_size=200, purpose=Purpose.EVAL)
-            return list(reversed(page.trajectories))[:wanted]
+            break
         time.sleep(_POLL_S)
-    raise DeadlineError(f"{wanted} episodes did not end within {timeout_s:g} s")
+    page = client.list_trajectories(job_id, page_size=200, purpose=Purpose.EVAL)
+    return list(reversed(page.trajectories))[:wanted], is_late
 
 
-def _reasons(run_dir: Path) -> Iterator[str]:
-    """What environment workers have said of failed attempts, each once."""
-    seen = dict[str, None]()
-    for path in sorted((run_dir / "logs").glob("environment*.log")):
-        for line in path.read_text(errors="replace").splitlines():
-            if (found := _GIVEN_BACK.search(line)) is not None:
-                seen[found[1].strip(_QUOTES)] = None
-    yield from list(seen)[:_MOST_REASONS]
+def _why(client: Client, run_dir: Path, job_id: str, *, is_late: bool) -> Iterator[str]:
+    """What failed episodes, and what a job that is late waited for."""
+    yield from told(failures(run_dir, job_id))
+    if is_late:
+        jobs = client.get_activity().jobs
+        waits_s = next((each.waits_s for each in jobs if each.status.job_id == job_id), {})
+        yield from unfinished(run_dir, job_id, client.get(job_id).status, waits_s)
 
 
-def _tokenizer(model: ModelSpec, settings: ModelSettings | None, run_dir: Path) -> Tokenizer:
-    """That of an accepted job's model, which the trainer may have fetched."""
+def tokenizer_for(model: ModelSpec, settings: ModelSettings | None, run_dir: Path) -> Tokenizer:
+    """The tokenizer and chat template of a job's model: a folder, or of the hub or a store.
+
+    Raises:
+        ConfigError: there is no such model.
+        UnavailableError: the hub or the store cannot be reached.
+    """
     if model.place is not ModelPlace.FOLDER:
         resolver = ModelResolver(settings or ModelSettings(), run_dir=run_dir)
         return Tokenizer.from_files(resolver.find(model, _FILES, max_bytes=_MAX_BYTES).files)

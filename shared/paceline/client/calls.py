@@ -35,7 +35,7 @@ class Archive:
 
     @classmethod
     def of(cls, folder: Path) -> Archive:
-        """Pack a folder of code; raises as `pack`."""
+        """Pack a file or folder of code; raises as `pack`."""
         return cls._of(folder, pack)
 
     @classmethod

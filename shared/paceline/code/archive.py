@@ -59,17 +59,37 @@ def pack_data(path: Path, into: BinaryIO) -> str:
         raise ConfigError(f"{field}: {error.filename or path}: {error.strerror}") from None
 
 
-def pack(folder: Path, into: BinaryIO) -> str:
-    """Pack a folder, without what its `.gitignore` and `ALWAYS_IGNORED` leave out.
+def pack(path: Path, into: BinaryIO) -> str:
+    """Pack a Python file, or a folder without what its `.gitignore` and `ALWAYS_IGNORED` leave out.
 
     Returns the digest of the archive.
 
     Raises:
-        ConfigError: it is no folder, is too large, or has links or devices.
+        ConfigError: there is none, it is no module, is too large, or has links or devices.
         InvalidError: its requirements are wrong.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"code.path: {folder} is not a folder")
+    if path.is_file():
+        return _pack_module(path, into)
+    if not path.is_dir():
+        raise ConfigError(f"code.path: {path}: no such folder or Python file")
+    return _pack_folder(path, into)
+
+
+def _pack_module(path: Path, into: BinaryIO) -> str:
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise ConfigError(
+            f"code.path: {path}: a file has to be a Python module that can be imported, such as "
+            "scoring.py; its name has letters, digits and _ only"
+        )
+    if (size := path.stat().st_size) > MAX_UNPACKED_BYTES:
+        raise ConfigError(f"code.path: {path}: {_too_large(size, MAX_UNPACKED_BYTES)}")
+    try:
+        return _packed(path.parent, [path.name], into, "code.path")
+    except OSError as error:
+        raise ConfigError(f"code.path: {error.filename or path}: {error.strerror}") from None
+
+
+def _pack_folder(folder: Path, into: BinaryIO) -> str:
     try:
         files = sorted(_files(folder, "code.path", ignore_file=IGNORE_FILE))
         if not files:

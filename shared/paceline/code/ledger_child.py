@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.code.errors import told
 from paceline.code.frames import MAX_FRAME_BYTES, frame, take_pipes
@@ -19,6 +22,11 @@ from paceline.plugins.loading import attribute
 if TYPE_CHECKING:  # numpy may be one that the job requires: it is not there before its folders are
     from paceline.code.arrays import ArrayMessage
 
+_BY_POSITION = {
+    Parameter.POSITIONAL_ONLY,
+    Parameter.POSITIONAL_OR_KEYWORD,
+    Parameter.VAR_POSITIONAL,
+}
 _LESS_URGENT = 10  # than the service, whose machine it shares
 
 
@@ -72,13 +80,57 @@ def _called(request: ArrayMessage) -> bytes:
 def _described(fields: Mapping[str, Any]) -> dict[str, Any]:
     """What is wrong with the options of a plug-in, and what it needs of its job."""
     field, kind, target, options = (fields[n] for n in ("field", "kind", "target", "options"))
+    if kind == "rewards" and (problem := _import_problem(target)):
+        excused = problem.package_missing and fields["may_lack_packages"]
+        return {"wrong": [] if excused else [f"{field}.kind: {problem.text}"], "needs": []}
     try:
         function = _found(target)
     except InvalidError as error:
         return {"wrong": [f"{field}.kind: {error.message}"], "needs": []}
+    if kind == "rewards" and (misfit := _misfit(function, target, options)):
+        return {"wrong": [f"{field}.kind: {misfit}"], "needs": []}
     if wrong := list(refused_options(field, kind, target, options, source=function)):
         return {"wrong": wrong, "needs": []}
     return {"wrong": [], "needs": list(declared(function).needs_with(options))}
+
+
+class _ImportProblem(NamedTuple):
+    text: str
+    package_missing: bool
+
+
+def _import_problem(target: str) -> _ImportProblem | None:
+    """Why the module of a reward cannot be imported here."""
+    try:
+        importlib.import_module(target.partition(":")[0])
+    except ModuleNotFoundError as error:
+        hint = "name its package in requirements.txt in the folder code.path"
+        text = f"{target}: {told(error)}; {hint}"
+        return _ImportProblem(text, package_missing=True)
+    except Exception as error:  # the boundary of the job's code
+        return _ImportProblem(f"{target}: {told(error)}", package_missing=False)
+    return None
+
+
+def _misfit(function: Any, target: str, options: Mapping[str, Any]) -> str:
+    """Why a reward cannot be called with an item and these options; empty: it can.
+
+    Options that it does not know are left to `refused_options`.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some callables of C have none
+        return ""
+    places = [e for e in signature.parameters.values() if e.kind in _BY_POSITION]
+    if any(e.kind is e.VAR_POSITIONAL for e in places):
+        return ""
+    missing = [e.name for e in places[1:] if e.default is e.empty and e.name not in options]
+    if places and not missing:
+        return ""
+    return (
+        f"{target} takes {signature}; a reward is called with one item, and with the options of "
+        f"the job as keywords: def {target.rpartition(':')[2]}(item, *, option=1.0)"
+    )
 
 
 @cache

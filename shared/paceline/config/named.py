@@ -44,6 +44,11 @@ def own_ledger_parts(spec: JobSpec) -> list[NamedPlugin]:
     return [each for each in named(spec) if each.is_own and each.kind in IN_LEDGER]
 
 
+def own_rewards(spec: JobSpec) -> list[NamedPlugin]:
+    """The rewards of a job that are in the code that comes with it."""
+    return [each for each in named(spec) if each.is_own and each.kind == "rewards"]
+
+
 def _named_in(spec: JobSpec) -> Iterator[NamedPlugin]:
     tasks, experience = spec.tasks, spec.experience
     purposes = [("tasks.options", tasks.options)]

@@ -11,8 +11,8 @@ class CodeSpec(StrictModel):
     """Code that comes with the job; `module:attribute` names then mean modules in its folder."""
 
     path: str = Field(default="", max_length=1024)
-    """A folder next to the job file, which `paceline submit`, `paceline run` and the SDK pack and
-    upload. Files that its `.gitignore` names stay out."""
+    """A Python file or a folder next to the job file, which `paceline submit`, `paceline run` and
+    the SDK pack and upload. Files that the folder's `.gitignore` names stay out."""
     digest: str = Field(default="", max_length=64, pattern="^([0-9a-f]{64})?$")
     """SHA-256 of the uploaded archive; filled in by whoever uploads it."""
 

@@ -21,6 +21,7 @@ from paceline.data.shape import RowError, RowShape
 from paceline.digest import digest_of, digest_of_file
 from paceline.errors import InvalidError
 
+_MOST_LISTED = 5  # files in a message
 MAX_ROWS = 50_000_000
 RECORD = struct.Struct("<IIQQQ")
 """File, length, offset, check and split key of a row."""
@@ -83,7 +84,8 @@ def build(path: Path, name: str, shape: RowShape, into: Path, *, spool_bytes: in
         for file in found:
             digests.append(_add_file(index, file))
     if not index.num_rows:
-        raise InvalidError(f"{name}: has no rows")
+        listed = ", ".join(file.name for file in found[:_MOST_LISTED])
+        raise InvalidError(f"{listed or name}: has no rows; one JSON object a line is needed")
     named = [[file.name, digest] for file, digest in zip(found, digests, strict=True)]
     meta = {
         "num_rows": index.num_rows,

@@ -7,6 +7,7 @@ import codecs
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from paceline.errors import InvalidError
 
 MAX_ROW_BYTES = 1 << 20
 _BATCH_ROWS = 256
+_CONVERT = "UTF-8 is needed (iconv -f latin1 -t utf-8 OLD > NEW, or another of `iconv -l`)"
 _BOMS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 
@@ -33,14 +35,23 @@ def parsed(line: bytes) -> Any:
     """
     try:
         return from_json(line, allow_inf_nan=False)
-    except ValueError as error:
+    except ValueError:
         try:
             line.decode()
         except UnicodeDecodeError as wrong:
-            raise RowError(f"is not UTF-8 at byte {wrong.start}") from None
+            raise RowError(f"is not UTF-8 at byte {wrong.start}; {_CONVERT}") from None
         if line.lstrip().startswith(b"["):
             raise RowError("is a list; one object a line is needed (jq -c '.[]')") from None
-        raise RowError(f"is not JSON: {error}") from None
+        raise RowError(f"is not JSON: {_why(line)}; one object a line is needed") from None
+
+
+def _why(line: bytes) -> str:
+    """What is wrong with the JSON of a line, and at which byte of it."""
+    try:
+        from_json(line.strip(), allow_inf_nan=False)
+    except ValueError as error:
+        return re.sub(r" at line 1 column (\d+)$", r" at byte \1", str(error))
+    return "it has white space that JSON lacks"
 
 
 def lines_of(file: BinaryIO, name: str) -> Iterator[tuple[int, int, bytes]]:
@@ -63,7 +74,7 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[tuple[int, int, bytes]]:
         if number == 1:
             for mark, encoding in _BOMS.items():
                 if line.startswith(mark):
-                    raise InvalidError(f"{name}: line 1: is {encoding}; UTF-8 is needed")
+                    raise InvalidError(f"{name}: line 1: is {encoding}; {_CONVERT}")
             if line.startswith(codecs.BOM_UTF8):
                 line, start = line[3:], 3
         if not line.isspace():

@@ -81,6 +81,8 @@ class RowShape(StrictModel):
         return prompt
 
     def _named(self, row: Any) -> dict[str, Any]:
+        if isinstance(row, list):
+            raise RowError("is a list; one object a line is needed (jq -c '.[]')")
         if not isinstance(row, Mapping):
             raise RowError(f"is not an object of columns but {_quoted(row)}")
         found = cast("Mapping[str, Any]", row)

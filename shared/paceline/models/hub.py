@@ -179,8 +179,9 @@ def _translated(repo: str, revision: str) -> Generator[None]:
     # Of httpx or requests, as the release of huggingface_hub has it.
     except (errors.HTTPError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
         raise UnavailableError(
-            f"model.path: {repo}{at}: {hub} cannot be reached ({_brief(error)}); try again, or set "
-            "HF_ENDPOINT to a mirror, or HF_HUB_OFFLINE=1 to use the cache"
+            f"model.path: {repo}{at} is no folder on the gateway's machine, and {hub} cannot be "
+            f"reached ({_brief(error)}); try again, or set HF_ENDPOINT to a mirror, or "
+            "HF_HUB_OFFLINE=1 to use the cache"
         ) from None
 
 

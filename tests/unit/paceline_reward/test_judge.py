@@ -257,8 +257,19 @@ async def test_a_pattern_that_does_not_end_holds_up_nobody(judging: Judging) -> 
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://x", "https://", "https://user:pw@x/v1", "https://x/v1?key=1", "x"]
+    "url",
+    [
+        *(
+            "ftp://x",
+            "https://",
+            "https://user:pw@x/v1",
+            "https://x/v1?key=1",
+            "x",
+            "http://:80/v1",
+        ),
+        *("http://x:port/v1", "http://x:99999", "https://x/v1/chat/completions"),
+    ],
 )
-def test_addresses_have_no_secrets(url: str) -> None:
-    with pytest.raises(ConfigError):
+def test_addresses_are_checked_and_have_no_secrets(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^base_url: "):
         validate(EndpointSettings, {"base_url": url})

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from paceline_experience.ledger.generation.submission import Report, Verdict
 from paceline_experience.ledger.state import DROPPED, GroupRecord
 
 _OPEN = "ql"
+_FAILURES = frozenset({Verdict.REQUEUE, Verdict.INVALID, Verdict.OVERSIZED})
+_MOST_DETAIL = 500
 
 
 @dataclass(slots=True)
@@ -40,6 +45,18 @@ class Losses:
 
     def __init__(self) -> None:
         self._dropped, self._aborted = _Sum(), _Sum()
+        self._failed, self._last = 0, ""
+
+    def note_failures(self, reports: Sequence[Report]) -> None:
+        """Attempts have ended; those that failed are counted, also in evaluations."""
+        for each in reports:
+            if each.verdict in _FAILURES:
+                self._failed += 1
+                self._last = each.detail[:_MOST_DETAIL] or self._last
+
+    def failures(self) -> dict[str, Any]:
+        """Failed attempts so far, as fields of `LedgerProgress`."""
+        return {"failed_attempts": self._failed, "last_failure": self._last}
 
     def note(self, before: GroupRecord, after: GroupRecord | None) -> None:
         """A group has lost some of its episodes, or all of them."""

@@ -68,6 +68,10 @@ class DatasetOptions(StrictModel):
     system_prompt: str = Field(default="", max_length=32_768)
     """Shown before rows without a system message of their own."""
 
+    def field_of(self, at: int, *, options: str = "tasks.options") -> str:
+        """What a user would call a source: its field, or all of the data if none is named."""
+        return f"{options}.sources.{at}" if "sources" in self.model_fields_set else "data.path"
+
     @model_validator(mode="after")
     def _fit_together(self) -> DatasetOptions:
         weighted = [each.weight is not None for each in self.sources]

@@ -140,6 +140,10 @@ def test_recipes_are_listed_and_shown(tmp_path: Path) -> None:
         ("model.path=nowhere", "model.path: nowhere is not a folder"),
         ("tasks.environment=chess", "tasks.environment: 'chess' is not installed"),
         ("reward=[{kind: beauty}]", "reward.0.kind: 'beauty' is not installed"),
+        (
+            "reward=[{kind: judge, model: m, endpoint: 'http://x/v1'}]",
+            "reward.0.endpoint: is the name",
+        ),
         ("experience.group_size=1", "experience.group_size: 1 with advantage 'grpo'"),
         ("experience.max_staleness=-1", "experience.max_staleness: Input should be greater"),
         ("novalue", "--set novalue: write FIELD=VALUE"),
@@ -149,6 +153,17 @@ def test_validate_names_what_is_wrong(job: Path, override: str, text: str) -> No
     found = paceline("validate", "job.yaml", "--set", override, cwd=job.parent)
     assert found.returncode == 2
     assert text in found.stderr
+
+
+def test_a_judge_that_is_not_among_the_endpoints(job: Path) -> None:
+    (job.parent / "e.yaml").write_text("endpoints: {local: {base_url: 'http://127.0.0.1:9/v1'}}")
+    judge = ("--set", "reward=[{kind: judge, model: m, endpoint: locl}]")
+    for given, says in (
+        (("--endpoints", "e.yaml"), "'locl' is not one of `endpoints` in e.yaml; there: local"),
+        ((), "'locl' is not one of `endpoints` in a file for --endpoints"),
+    ):
+        found = paceline("try", "job.yaml", *judge, *given, cwd=job.parent)
+        assert (found.returncode, found.stderr) == (2, f"paceline: reward.0.endpoint: {says}\n")
 
 
 def test_a_model_without_tokenizer(job: Path) -> None:
@@ -324,6 +339,18 @@ def test_progress_shows_rates_rewards_and_waits() -> None:
         assert text in line
     assert "trainer for episodes (50% of the time), rollout for trainer" in line
     assert progress.table("a-1").row_count == len(progress.status) + 1
+
+
+def test_failing_attempts_are_shown_as_long_as_there_are_more() -> None:
+    progress = JobProgress()
+    failed = {"failed_attempts": 8, "last_failure": "scoring:f: KeyError: 'a' (scoring.py:3)"}
+    progress.update(event(1, 0), 0.0)
+    assert "failing" not in progress.line()
+    progress.update(event(1, 0, **failed), 5.0)
+    assert "failing 8 attempts of episodes so far, the last: scoring:f: KeyError" in progress.line()
+    progress.update(event(1, 0, **failed), 30.0)
+    progress.update(event(1, 0, **failed), 50.0)
+    assert "failing" not in progress.line()
 
 
 def test_a_partial_eval_is_shown_next_to_the_complete_one() -> None:

@@ -90,11 +90,28 @@ def test_a_file_that_is_too_large_is_not_even_read(folder: Path) -> None:
         pack(folder)
 
 
-@pytest.mark.parametrize("name", ["missing", "scoring.py", "empty"])
-def test_what_is_no_folder_with_files(folder: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("missing", "no such folder or Python file"),
+        ("empty", "has no files"),
+        ("deep/words.txt", "has to be a Python module"),
+        ("my-scoring.py", "has to be a Python module"),
+    ],
+)
+def test_what_is_neither_a_folder_with_files_nor_a_module(
+    folder: Path, name: str, says: str
+) -> None:
     (folder / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"code.path: .*(is not a folder|has no files)"):
+    (folder / "my-scoring.py").touch()
+    with pytest.raises(ConfigError, match=f"code.path: .*{says}"):
         pack(folder / name)
+
+
+def test_a_python_file_is_enough(folder: Path) -> None:
+    archive = pack(folder / "scoring.py")
+    assert check(archive) == ["scoring.py"]
+    assert pack(folder / "scoring.py") == archive
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,12 @@ def test_every_format_makes_the_same_tasks_and_splits(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b'{"q": "one", "a": ["1"]}\n{"q": "tw', "rows.jsonl: line 2: is not JSON"),
+        (b'{"q": "one", "a": ["1"]}\n{"q": "tw', "rows.jsonl: line 2: is not JSON: EOF"),
+        (b'{"q": "one" "a": 1}\n', "line 1: is not JSON: expected `,` or `}` at byte 13;"),
         (b'{"q": "one"}\n', "rows.jsonl: line 1: has no column 'a.0'; it has 'q'"),
         (b'{"q": "", "a": ["1"]}\n', "line 1: 'question' is ''; a text or a list of messages"),
-        (b'["one"]\n', "line 1: is not an object of columns but list"),
+        (b'["one"]\n', "line 1: is a list; one object a line is needed"),
+        (b"7\n", "line 1: is not an object of columns but 7"),
         (b'[{"q": 1},\n', "line 1: is a list; one object a line is needed"),
         ('{"q": "é", "a": ["1"]}'.encode("latin-1"), "line 1: is not UTF-8 at byte 7"),
         ('{"q": "é"}'.encode("utf-16"), "line 1: is UTF-16; UTF-8 is needed"),
@@ -115,7 +117,7 @@ def test_every_format_makes_the_same_tasks_and_splits(
         (b'{"q": NaN}', "line 1: is not JSON"),
         (b'{"q": "a", "a": [' + b"9" * 5000 + b"]}", "line 1: is not JSON"),
         (b'{"q": ' + b"[" * 100_000, "line 1: is not JSON"),
-        (b"\n\n", "has no rows"),
+        (b"\n\n", "rows.jsonl: has no rows"),
     ],
 )
 def test_a_wrong_row_is_refused_with_its_line(folder: Path, content: bytes, says: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from paceline.code.ledger_messages import context_fields, context_of
 from paceline.config import JobSpec
+from paceline.config.job import RewardSpec
 from paceline.config.named import NamedPlugin, own_ledger_parts
 from paceline.errors import InvalidError, PacelineError
 from paceline.plugins import Context, EpisodeBatch, FinishedGroup, GroupOutcome, registry
@@ -203,6 +204,62 @@ async def test_what_is_wrong_is_heard_at_submit(
 ) -> None:
     with pytest.raises(InvalidError, match=problem):
         await functions.check(spec_of(**experience))
+
+
+REWARDS = """
+def right(item, *, scale: float = 1.0):
+    raise RuntimeError("rewards are not called at submit")
+
+
+def trl(completions, answer, **kwargs):
+    return [1.0 for each in completions]
+
+
+def nothing(*, scale=1.0):
+    return 1.0
+
+
+def by_place(item, words):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("reward", "problem"),
+    [
+        ({"kind": "scores:wright"}, "reward.0.kind: cannot import 'scores:wright': module"),
+        ({"kind": "scores:right", "scale": "big"}, r"reward.0.scale: .*valid number \(got 'big'"),
+        ({"kind": "scores:right", "sale": 1}, "reward.0.sale: unknown option of .*allowed: scale"),
+        ({"kind": "scores:trl"}, r"reward.0.kind: scores:trl takes \(completions, answer, \*\*kw"),
+        ({"kind": "scores:nothing"}, r"def nothing\(item, \*, option=1.0\)"),
+        ({"kind": "scores:by_place"}, r"scores:by_place takes \(item, words\)"),
+        ({"kind": "broken:score"}, r"reward.0.kind: broken:score: SyntaxError: expected ':'"),
+        (
+            {"kind": "lacking:score"},
+            r"No module named 'sypmy' \(lacking.py:1\); name its package in requirements.txt",
+        ),
+    ],
+)
+async def test_a_reward_that_cannot_be_called_is_refused_at_submit(
+    own_code: OwnCode, reward: dict[str, Any], problem: str
+) -> None:
+    broken, lacking = "def score(item)\n    return 1.0\n", "import sypmy\n"
+    functions = own_code({"scores.py": REWARDS, "broken.py": broken, "lacking.py": lacking})
+    with pytest.raises(InvalidError, match=problem):
+        await functions.check(spec_of().model_copy(update=rewarded(reward)))
+
+
+@pytest.mark.parametrize(
+    "reward", [{"kind": "scores:right", "scale": 2.0}, {"kind": "scores:by_place", "words": 3}]
+)
+async def test_a_reward_is_imported_at_submit_and_not_called(
+    own_code: OwnCode, reward: dict[str, Any]
+) -> None:
+    await own_code({"scores.py": REWARDS}).check(spec_of().model_copy(update=rewarded(reward)))
+
+
+def rewarded(reward: dict[str, Any]) -> dict[str, Any]:
+    return {"reward": (RewardSpec.model_validate(reward),)}
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,8 @@ async def test_infrastructure_failures_are_retried_then_the_group_is_dropped(
         broken = leased[0]
         assert broken.attempts[0] == attempt
         if how == "give_back":
-            key = EpisodeKey(broken.group_id, 0, attempt, GiveBackReason.INFRA_ERROR)
+            why = f"reward: attempt {attempt}"
+            key = EpisodeKey(broken.group_id, 0, attempt, GiveBackReason.INFRA_ERROR, why)
             await ledger.give_back(worker_id="w", keys=[key])
             continue
         status = ScoreStatus.INFRA_ERROR if how == "submit" else ScoreStatus.OK
@@ -146,6 +147,9 @@ async def test_infrastructure_failures_are_retried_then_the_group_is_dropped(
         assert await ledger.submit([bad]) == [expected]
     counts = await world.clean(ledger)
     assert (counts["exhausted_attempts"], counts["group_failed"]) == (1, 1)
+    live = await ledger.live()
+    last = "reward: attempt 3" if how == "give_back" else ""
+    assert (live.failed_attempts, live.last_failure) == (3, last)
 
 
 async def test_a_drain_uses_up_no_attempt(store: Store, worlds: Worlds) -> None:
@@ -160,6 +164,7 @@ async def test_a_drain_uses_up_no_attempt(store: Store, worlds: Worlds) -> None:
         given = [EpisodeKey(leased.group_id, i, attempt, reason) for i in leased.indices]
         await ledger.give_back(worker_id="w", keys=given)
     assert (await world.clean(ledger))["exhausted_attempts"] == 1
+    assert (await ledger.live()).failed_attempts == 3 * len(leased.indices)
 
 
 async def test_a_task_that_infrastructure_failed_on_is_not_consumed(
