@@ -14,6 +14,7 @@ import pytest
 
 from paceline.data import JobData, MissingDataError, RowError, RowShape
 from paceline.data.readers import MAX_ROW_BYTES
+from paceline.environments.dataset.world import observation_of
 from paceline.errors import InvalidError
 from paceline_harness.data import InProcess
 
@@ -232,6 +233,17 @@ def test_prompts_are_templates_texts_or_messages() -> None:
     shape = RowShape(template="{{x}} \\frac{1}{2} {a.b}: {list} {q}", columns={})
     filled = shape.payload({"a": {"b": "{q}"}, "list": [1, "é"], "q": "?"})
     assert filled["question"] == '{x} \\frac{1}{2} {q}: [1, "é"] ?'
+    dialogue = [user, {"role": "assistant", "content": "4"}]
+    ultrachat: dict[str, Any] = {"prompt": "2+2?", "messages": dialogue, "id": 1}
+    assert observation_of(RowShape().payload(ultrachat)).text == "2+2?"
+    shape = RowShape(template="Q{id}")
+    assert observation_of(shape.payload({"messages": [None], "id": 1})).text == "Q1"
+    assert RowShape().payload({"question": None, "messages": dialogue}) == {
+        "messages": [user],
+        "answer": "4",
+    }
+    other = {"messages": [user, {"role": "assistant", "content": "four"}]}  # the same question
+    assert RowShape().checked(other) == RowShape().checked({"messages": dialogue})
     for wrong in ({"prompt": [{"role": "robot", "content": ""}]}, {"prompt": 7}, {"text": "a"}):
         with pytest.raises(RowError):
             RowShape().payload(wrong)
