@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from paceline.data.errors import of_os_error
 from paceline.data.files import LINES, DataFile, find
 from paceline.data.readers import lines_of, opened_lines, parsed, table_rows
 from paceline.data.shape import RowError, RowShape
@@ -75,6 +76,8 @@ def build(path: Path, name: str, shape: RowShape, into: Path, *, spool_bytes: in
 
     Raises:
         InvalidError: names the file, the row or line, and what is wrong with it.
+        MissingDataError: a file is not there or may not be read.
+        UnavailableError: a disk is full, or fails.
     """
     began = time.monotonic()
     found = find(path, name)
@@ -97,25 +100,26 @@ def build(path: Path, name: str, shape: RowShape, into: Path, *, spool_bytes: in
 
 
 def _add_file(index: _Index, file: DataFile) -> str:
-    """Add the rows of a file; returns its digest."""
+    """Add the rows of a file; returns its digest. A file below the folder is deleted then."""
+    is_copy = file.path.resolve().is_relative_to(index.folder)
     try:
-        if file.format == LINES and not file.compressed:
+        if file.format == LINES and not file.compressed and not is_copy:
             return _add_in_place(index, file)
         with file.path.open("rb") as opened:
             digest = digest_of_file(opened)
         number = _place_of_spool(index)
         for where, line in _spooled_rows(file, index.shape):
             _added(index, file, where, number, index.spool_row(line), line)
+        if is_copy:  # its rows are spooled, and need no room twice
+            file.path.unlink()
         return digest
     except OSError as error:
-        raise InvalidError(f"{file.name}: cannot be read: {error.strerror or error}") from None
+        raise of_os_error(file.name, error) from None
 
 
 def _add_in_place(index: _Index, file: DataFile) -> str:
     number = len(index.files)
-    path = file.path.resolve()
-    is_copy = path.is_relative_to(index.folder)
-    index.files.append(str(path.relative_to(index.folder) if is_copy else path))
+    index.files.append(str(file.path.resolve()))
     with file.path.open("rb") as opened:
         for line, offset, data in lines_of(opened, file.name):
             _added(index, file, f"line {line}", number, offset, data)
