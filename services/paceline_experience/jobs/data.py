@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import shutil
 import tempfile
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 from paceline.code.folders import CodeFolders
 from paceline.config import JobSpec
@@ -19,6 +24,7 @@ from paceline.digest import digest_of
 from paceline.environments.dataset.options import DatasetOptions, SourceOptions
 from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.files import lock_for_life
 from paceline.telemetry.logs import Log
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.sources import options_field
@@ -29,6 +35,7 @@ _WAIT_AGAIN_S = 5.0  # while other jobs are to be opened
 _KEEP_FAILURES_S = 600.0  # for those who submit again
 _MOST_FAILURES = 1000
 _CLOSE_S = 5.0  # for files that cannot be listed, as those of a server that hangs
+_CACHE, _LOCK = "paceline-experience-data-", "lock"
 _DATASET = "dataset"
 _DIGESTS = "data_digests"
 log = Log("data")
@@ -54,9 +61,7 @@ class DataOfJobs:
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._failed: OrderedDict[str, _Failure] = OrderedDict()
         self._stopped = threading.Event()
-        self._cache = tempfile.TemporaryDirectory(
-            prefix="paceline-data-", ignore_cleanup_errors=True
-        )
+        self._cache, self._lock = cache_folder()
 
     async def of(self, spec: JobSpec, *, wait_s: float = _WAIT_S) -> JobData:
         """What a job may read; its upload is unpacked.
@@ -76,7 +81,7 @@ class DataOfJobs:
         data = JobData(
             uploaded=uploaded,
             allowed=self._options.data_folders,
-            cache=self._cache.name,
+            cache=str(self._cache),
             cache_bytes=self._options.data_bytes,
             timeout_s=self._options.data_s,
             memory_bytes=self._options.data_memory_bytes,
@@ -168,7 +173,21 @@ class DataOfJobs:
         self._stopped.set()
         if self._reading:
             await asyncio.wait(self._reading.values(), timeout=_CLOSE_S)
-        self._cache.cleanup()
+        shutil.rmtree(self._cache, ignore_errors=True)
+        self._lock.close()
+
+
+def cache_folder() -> tuple[Path, IO[str]]:
+    """A new folder for indexes, and the lock by which it is known that this process lives.
+
+    Folders of processes that were killed are deleted.
+    """
+    for lock in Path(tempfile.gettempdir()).glob(f"{_CACHE}*/{_LOCK}"):
+        with suppress(OSError), lock.open("rb") as file:  # OSError: it is locked, or another's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=_CACHE))
+    return made, lock_for_life(made / _LOCK, what="the indexes of data")
 
 
 def _wanted(spec: JobSpec) -> list[tuple[str, DatasetOptions]]:

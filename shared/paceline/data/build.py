@@ -43,6 +43,7 @@ class _Index:
     records: BinaryIO
     spool: BinaryIO
     spool_bytes: int
+    copied: int  # bytes of files that were copied to be read, and are still there
     num_rows: int = 0
     spooled: int = 0
     files: list[str] = field(default_factory=list[str])
@@ -60,10 +61,11 @@ class _Index:
         """Write a row that cannot be read in place; returns its offset."""
         start = self.spooled
         self.spooled += len(line)
-        if self.spooled > self.spool_bytes:
+        if self.spooled + self.copied > self.spool_bytes:
             raise InvalidError(
                 f"has more than {self.spool_bytes} bytes of rows, which is the most for files that "
-                "are compressed, in columns or elsewhere (`data_bytes` of experience)"
+                "are compressed, in columns or elsewhere, with copies of the latter (`data_bytes` "
+                "of experience)"
             )
         self.spool.write(line)
         return start
@@ -72,7 +74,7 @@ class _Index:
 def build(path: Path, name: str, shape: RowShape, into: Path, *, spool_bytes: int) -> None:
     """Write the index of a source into a folder.
 
-    `spool_bytes`: of rows that cannot be read in place.
+    `spool_bytes`: of rows that cannot be read in place, and of files that lie below `into`.
 
     Raises:
         InvalidError: names the file, the row or line, and what is wrong with it.
@@ -83,9 +85,11 @@ def build(path: Path, name: str, shape: RowShape, into: Path, *, spool_bytes: in
     found = find(path, name)
     digests = list[str]()
     with (into / INDEX).open("wb") as records, (into / ROWS).open("wb") as spool:
-        index = _Index(into.resolve(), shape, records, spool, spool_bytes)
+        copies = [each for each in found if each.path.resolve().is_relative_to(into.resolve())]
+        copied = sum(each.path.stat().st_size for each in copies)
+        index = _Index(into.resolve(), shape, records, spool, spool_bytes, copied)
         for file in found:
-            digests.append(_add_file(index, file))
+            digests.append(_add_file(index, file, is_one_of=len(copies)))
     if not index.num_rows:
         listed = ", ".join(file.name for file in found[:_MOST_LISTED])
         raise InvalidError(f"{listed or name}: has no rows; one JSON object a line is needed")
@@ -99,18 +103,22 @@ def build(path: Path, name: str, shape: RowShape, into: Path, *, spool_bytes: in
     (into / META).write_text(json.dumps(meta))
 
 
-def _add_file(index: _Index, file: DataFile) -> str:
-    """Add the rows of a file; returns its digest. A file below the folder is deleted then."""
-    is_copy = file.path.resolve().is_relative_to(index.folder)
+def _add_file(index: _Index, file: DataFile, *, is_one_of: int) -> str:
+    """Add the rows of a file, which may be one of several copies; returns its digest.
+
+    Copies are deleted when their rows are spooled, but for a single one that is read in place:
+    many of them would all have to be held open.
+    """
     try:
-        if file.format == LINES and not file.compressed and not is_copy:
+        if file.format == LINES and not file.compressed and is_one_of <= 1:
             return _add_in_place(index, file)
         with file.path.open("rb") as opened:
             digest = digest_of_file(opened)
         number = _place_of_spool(index)
         for where, line in _spooled_rows(file, index.shape):
             _added(index, file, where, number, index.spool_row(line), line)
-        if is_copy:  # its rows are spooled, and need no room twice
+        if is_one_of:
+            index.copied -= file.path.stat().st_size
             file.path.unlink()
         return digest
     except OSError as error:
@@ -119,7 +127,9 @@ def _add_file(index: _Index, file: DataFile) -> str:
 
 def _add_in_place(index: _Index, file: DataFile) -> str:
     number = len(index.files)
-    index.files.append(str(file.path.resolve()))
+    path = file.path.resolve()
+    is_copy = path.is_relative_to(index.folder)
+    index.files.append(str(path.relative_to(index.folder) if is_copy else path))
     with file.path.open("rb") as opened:
         for line, offset, data in lines_of(opened, file.name):
             _added(index, file, f"line {line}", number, offset, data)

@@ -32,6 +32,7 @@ EVERYWHERE = ("/", "s3://", "gs://", "gcs://", "abfs://", "az://", "hf://")
 _URL = "://"
 _GIB = 1 << 30
 _POLL_S = 0.2
+_NEW = "new-"  # how folders are called whose index is being written
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class JobData:
     """Folders and prefixes of URLs below which else it may read."""
     cache: str = field(default_factory=lambda: _default_cache())
     cache_bytes: int = 8 * _GIB
-    """Of all indexes; at most half of it for one."""
+    """Of all indexes but those that are open and were deleted; at most half of it for one."""
     timeout_s: float = 600.0
     memory_bytes: int = 2 * _GIB
     """Address space of the process that reads a source."""
@@ -169,8 +170,8 @@ class JobData:
     def _make(self, where: str, name: str, shape: RowShape, folder: Path) -> None:
         """Write an index, in a process of its own, or find that somebody else has."""
         Path(self.cache).mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._make_room()
-        with tempfile.TemporaryDirectory(dir=self.cache, prefix="new-") as made:
+        with tempfile.TemporaryDirectory(dir=self.cache, prefix=_NEW) as made:
+            self._make_room()
             into = Path(made) / "index"
             into.mkdir()
             request = {
@@ -217,15 +218,17 @@ class JobData:
 
     def _make_room(self) -> None:
         """Delete the indexes that nobody has asked for for longest; open ones stay readable."""
-        found = [each for each in Path(self.cache).iterdir() if each.is_dir()]
-        sizes = {each: _bytes_in(each) for each in found}
+        found = {each: each.stat().st_mtime for each in Path(self.cache).iterdir() if each.is_dir()}
+        new = [each for each in found if each.name.startswith(_NEW)]
+        since = time.time() - self.timeout_s  # older ones are of processes that were killed
+        building = sum(found[each] >= since for each in new)
+        sizes = {each: _bytes_in(each) for each in found if each not in new}
         total = sum(sizes.values())
-        for each in sorted(found, key=lambda folder: folder.stat().st_mtime):
-            if total <= self.cache_bytes // 2:
+        for each in sorted(sizes, key=lambda folder: found[folder]):
+            if total <= self.cache_bytes - building * (self.cache_bytes // 2):
                 return
-            if not each.name.startswith("new-"):
-                shutil.rmtree(each, ignore_errors=True)
-                total -= sizes[each]
+            shutil.rmtree(each, ignore_errors=True)
+            total -= sizes[each]
 
 
 def takes_data(make: Callable[..., Any]) -> str:

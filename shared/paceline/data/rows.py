@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.build import INDEX, ROWS, check_of, meta_of
+from paceline.data.build import INDEX, check_of, meta_of
 from paceline.data.readers import parsed
 from paceline.data.shape import RowShape
 from paceline.errors import InvalidError, UnavailableError
@@ -76,35 +76,30 @@ class IndexedRows:
 class _Files:
     """The files of an index: held open as far as `_MAY_HOLD` has room, else opened for each read.
 
-    What was spooled is always held, as its folder is deleted when others need room.
+    Those of the index itself are always held, as its folder is deleted when others need room.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._paths = [folder / each for each in names]
-        self._open: dict[int, int] = {}
-        weakref.finalize(self, _close, self._open)
-        self._spool_at, self._spool = -1, -1
-        if ROWS in names:
-            self._spool_at, self._spool = names.index(ROWS), os.open(folder / ROWS, os.O_RDONLY)
-            weakref.finalize(self, os.close, self._spool)
+        self._own, self._others = dict[int, int](), dict[int, int]()
+        weakref.finalize(self, _close, self._own, self._others)
         for at, path in enumerate(self._paths):
-            if at == self._spool_at:
-                continue
-            if not _MAY_HOLD:
-                break
-            self._open[at] = os.open(path, os.O_RDONLY)
-            _MAY_HOLD.pop()
+            if not names[at].startswith("/"):
+                self._own[at] = os.open(path, os.O_RDONLY)
+            elif _MAY_HOLD:
+                self._others[at] = os.open(path, os.O_RDONLY)
+                _MAY_HOLD.pop()
 
     def read(self, at: int, size: int, offset: int) -> bytes:
         """Bytes of a file by its position in the list; raises OSError."""
-        file = self._spool if at == self._spool_at else self._open.get(at)
-        if file is not None:
-            return os.pread(file, size, offset)
+        held = self._own.get(at, self._others.get(at))
+        if held is not None:
+            return os.pread(held, size, offset)
         with self._paths[at].open("rb", buffering=0) as opened:
             return os.pread(opened.fileno(), size, offset)
 
 
-def _close(files: dict[int, int]) -> None:
-    for each in files.values():
+def _close(own: dict[int, int], others: dict[int, int]) -> None:
+    for each in (*own.values(), *others.values()):
         os.close(each)
-        _MAY_HOLD.append(None)
+    _MAY_HOLD.extend([None] * len(others))
