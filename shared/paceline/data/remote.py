@@ -60,11 +60,10 @@ def fetched(url: str, into: Path, *, most_bytes: int) -> str:
 
 
 def _copy(url: str, found: dict[str, Any], into: Path, most_bytes: int) -> int:
-    filesystem = _filesystem(url)[0]
     size = 0
     with (
         translated(url, MissingDataError),
-        filesystem.open(found["name"], "rb") as source,
+        _filesystem(url)[0].open(found["name"], "rb") as source,
         into.open("wb") as target,
     ):
         while data := source.read(_PIECE_BYTES):
@@ -80,13 +79,12 @@ def _copy(url: str, found: dict[str, Any], into: Path, most_bytes: int) -> int:
 
 def _objects(url: str) -> list[dict[str, Any]]:
     """The files that a URL means, sorted by name."""
-    filesystem, path = _filesystem(url)
-    is_pattern = any(sign in path for sign in "*?[")
-    if is_pattern and any("**" in part and part != "**" for part in path.split("/")):
+    if any("**" in part and part != "**" for part in url.split("/")):
         raise InvalidError(f"{url}: '**' may only stand for folders, as in rows/**/*.parquet")
     with translated(url, MissingDataError):
+        filesystem, path = _filesystem(url)
         filesystem.invalidate_cache()  # of listings, which fsspec keeps as long as the process
-        if is_pattern:
+        if any(sign in path for sign in "*?["):
             found = [dict(each) for each in filesystem.glob(path, detail=True).values()]
         else:
             about = dict(filesystem.info(path))

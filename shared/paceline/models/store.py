@@ -129,15 +129,16 @@ class ModelStores:
                 f"model.path: {shown(url)}: this installation takes models from: {allowed} "
                 "(`models.stores` of its settings)"
             )
-        try:
-            fs, root = filesystem_of(url)
-        except ImportError:
-            raise ConfigError(
-                f"model.path: {scheme}:// needs {package_of(scheme)}, which is not installed in "
-                "gateway or trainer"
-            ) from None
-        except ValueError as error:
-            raise ConfigError(f"model.path: {shown(url)}: {error}") from None
+        with _translated(url):
+            try:
+                fs, root = filesystem_of(url)
+            except ImportError:
+                raise ConfigError(
+                    f"model.path: {scheme}:// needs {package_of(scheme)}, which is not installed "
+                    "in gateway or trainer"
+                ) from None
+            except ValueError as error:
+                raise ConfigError(f"model.path: {shown(url)}: {error}") from None
         return fs, root.rstrip("/")
 
 
