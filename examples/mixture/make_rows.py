@@ -30,7 +30,7 @@ def pairs(rng: random.Random) -> Iterator[dict[str, object]]:
 
 def main() -> None:
     """Write both files."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Write the rows of the mixture.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "rows")
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)

@@ -1,3 +1,4 @@
+import contextlib
 import io
 import json
 import os
@@ -255,6 +256,16 @@ def test_port_in_use(tmp_path: Path) -> None:
 def test_store_unreachable(tmp_path: Path) -> None:
     words = ["up", "--run-dir", str(tmp_path), "--port=0", "--store", "redis://127.0.0.1:1"]
     found = paceline(*words)
+    assert found.returncode == 3
+    assert "store redis://127.0.0.1:1 cannot be reached" in found.stderr
+
+
+def test_a_run_takes_another_port_if_the_usual_one_is_in_use(job: Path) -> None:
+    with socket.socket() as other:
+        with contextlib.suppress(OSError):  # it is in use already
+            other.bind(("127.0.0.1", 8300))
+            other.listen()
+        found = paceline("run", "job.yaml", "--store", "redis://127.0.0.1:1", cwd=job.parent)
     assert found.returncode == 3
     assert "store redis://127.0.0.1:1 cannot be reached" in found.stderr
 

@@ -158,7 +158,8 @@ def test_what_cannot_be_had_is_named(hub: FakeHub, machine: Machine) -> None:
 def test_an_unreachable_hub_is_named(hub: FakeHub, machine: Machine) -> None:
     call = ("find", {"path": "org/tiny"})
     [answer] = machine.run(call, HF_ENDPOINT="http://127.0.0.1:9", HF_TOKEN=TOKEN)
-    assert answer["error"].startswith("UnavailableError: model.path: org/tiny: http://127.0.0.1:9")
+    assert answer["error"].startswith("UnavailableError: model.path: org/tiny is no folder")
+    assert "http://127.0.0.1:9 cannot be reached" in answer["error"]
     [refused] = machine.run(call, settings='{"hub": false}')
     assert (
         refused["error"]
