@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Timer
@@ -151,6 +152,24 @@ def test_a_bomb_is_refused_when_its_rows_exceed_the_room_for_them(folder: Path) 
     (folder / "data" / "rows.jsonl.gz").write_bytes(bomb)
     with pytest.raises(InvalidError, match="more than 500000 bytes of rows"):
         data_of(folder, cache_bytes=1_000_000).rows("", SHAPE)
+
+
+@pytest.mark.parametrize(("age_s", "is_kept"), [(0.0, False), (3600.0, True)])
+def test_two_indexes_that_are_written_at_once_have_room(
+    folder: Path, age_s: float, is_kept: bool
+) -> None:
+    """Each may take half; what a process left that was killed long ago takes none."""
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        (folder / "data" / name).write_bytes(gzip.compress(LINES.encode()))
+    data = data_of(folder, cache_bytes=1_000_000)
+    first = data.rows("a.jsonl.gz", SHAPE)
+    other = folder / "cache" / "new-other"
+    other.mkdir()
+    os.utime(other, (time.time() - age_s,) * 2)
+    data.rows("b.jsonl.gz", SHAPE)
+    name = data.identity("a.jsonl.gz", SHAPE)
+    assert (folder / "cache" / name).is_dir() is is_kept
+    assert first[0]["question"] == ROWS[0]["q"]  # open: can be read until it is closed
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.jsonl.gz", "rows.jsonl.zst"])
