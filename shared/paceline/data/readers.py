@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 from pydantic_core import from_json
 
 from paceline.data.files import PARQUET, DataFile
+from paceline.data.frames import is_whole
 from paceline.data.shape import RowError
 from paceline.errors import InvalidError
 
@@ -94,6 +95,8 @@ def opened_lines(file: DataFile) -> Generator[BinaryIO]:
             return
         opened, damage = _decompressed(raw, file)
         try:
+            if file.compressed == ".zst" and not is_whole(raw):
+                raise EOFError("it is cut off")
             yield opened
         except (gzip.BadGzipFile, EOFError, zlib.error, *damage) as error:
             raise InvalidError(f"{file.name}: cannot be decompressed: {error}") from None

@@ -64,8 +64,10 @@ def gz(folder: Path) -> None:
 def zst(folder: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     half = LINES.index("\n", len(LINES) // 2) + 1
-    parts = (LINES[:half].encode(), LINES[half:].encode())  # two frames, as of `zstd -T`
-    (folder / "rows.jsonl.zst").write_bytes(b"".join(map(zstandard.compress, parts)))
+    parts = (LINES[:half].encode(), b"", LINES[half:].encode())  # frames, as of `zstd -T`
+    made = zstandard.ZstdCompressor(write_checksum=True)
+    skippable = bytes.fromhex("502a4d18 03000000 616263")
+    (folder / "rows.jsonl.zst").write_bytes(skippable + b"".join(map(made.compress, parts)))
 
 
 def parquet(folder: Path) -> None:
@@ -152,6 +154,16 @@ def test_a_bomb_is_refused_when_its_rows_exceed_the_room_for_them(folder: Path) 
     (folder / "data" / "rows.jsonl.gz").write_bytes(bomb)
     with pytest.raises(InvalidError, match="more than 500000 bytes of rows"):
         data_of(folder, cache_bytes=1_000_000).rows("", SHAPE)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_rows_of_a_file_that_is_cut_off_are_not_lost_silently(folder: Path, suffix: str) -> None:
+    {".gz": gz, ".zst": zst}[suffix](folder / "data")
+    path = folder / "data" / f"rows.jsonl{suffix}"
+    for cut in (1, 5, 1000):
+        path.write_bytes(path.read_bytes()[:-cut])
+        with pytest.raises(InvalidError, match=rf"rows\.jsonl\{suffix}: cannot be decompressed"):
+            data_of(folder).rows("", SHAPE)
 
 
 @pytest.mark.parametrize(("age_s", "is_kept"), [(0.0, False), (3600.0, True)])
