@@ -177,7 +177,8 @@ def test_two_indexes_that_are_written_at_once_have_room(
     first = data.rows("a.jsonl.gz", SHAPE)
     other = folder / "cache" / "new-other"
     other.mkdir()
-    os.utime(other, (time.time() - age_s,) * 2)
+    began = time.time() - age_s
+    os.utime(other, (began, began))
     data.rows("b.jsonl.gz", SHAPE)
     name = data.identity("a.jsonl.gz", SHAPE)
     assert (folder / "cache" / name).is_dir() is is_kept
