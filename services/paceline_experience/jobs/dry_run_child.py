@@ -12,7 +12,8 @@ from paceline.config import JobSpec
 from paceline.data import JobData
 from paceline.data.errors import answer_of
 from paceline.errors import InvalidError, UnavailableError
-from paceline.server.child import end_with_parent, take_pipes
+from paceline.parent import end_with_parent
+from paceline.server.child import take_pipes
 from paceline_experience.ledger.sources import try_plugins
 
 

@@ -17,7 +17,7 @@ from paceline.data.errors import answer_of, of_os_error
 from paceline.data.remote import fetched
 from paceline.data.shape import RowShape
 from paceline.errors import InvalidError, UnavailableError
-from paceline.server.child import end_with_parent
+from paceline.parent import end_with_parent
 
 
 def main() -> None:
