@@ -325,7 +325,7 @@ class ExperienceService(Service):
         await self._dry_run.close()
         await self._own_functions.close()
         await self._own_tasks.close()
-        self._data.close()
+        await self._data.close()
         self._audit.close()
         await self._store.close()
 

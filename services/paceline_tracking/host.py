@@ -6,8 +6,9 @@ import json
 import os
 from typing import Any
 
+from paceline.parent import end_with_parent
 from paceline.plugins import Tracker, registry
-from paceline.server.child import end_with_parent, take_pipes
+from paceline.server.child import take_pipes
 from paceline_tracking.messages import point_from, run_from
 from paceline_tracking.secrets import without_secrets
 

@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import shutil
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 from paceline.code.folders import CodeFolders
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
-from paceline.data import JobData, MissingDataError
+from paceline.data import JobData, MissingDataError, UnreadError
 from paceline.digest import digest_of
-from paceline.environments.dataset.options import DatasetOptions
-from paceline.errors import InvalidError, UnavailableError
+from paceline.environments.dataset.options import DatasetOptions, SourceOptions
+from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.files import lock_for_life
+from paceline.telemetry.logs import Log
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.sources import options_field
 
 _AT_A_TIME, _OF_TENANT = 2, 1  # jobs whose rows are read
 _WAIT_S = 20.0  # for rows that are being read; clients wait for 30 s
 _WAIT_AGAIN_S = 5.0  # while other jobs are to be opened
+_KEEP_FAILURES_S = 600.0  # for those who submit again
+_MOST_FAILURES = 1000
+_CLOSE_S = 5.0  # for files that cannot be listed, as those of a server that hangs
+_CACHE, _LOCK = "paceline-experience-data-", "lock"
 _DATASET = "dataset"
 _DIGESTS = "data_digests"
+log = Log("data")
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """How reading ended, of these files."""
+
+    files: list[str]
+    error: PacelineError
+    until: float  # by the clock of `time.monotonic`
 
 
 class DataOfJobs:
@@ -34,7 +59,9 @@ class DataOfJobs:
         self._options = options
         self._slots = FairQueue(_AT_A_TIME, most_of_tenant=_OF_TENANT)
         self._reading: dict[str, asyncio.Task[None]] = {}
-        self._cache = tempfile.TemporaryDirectory(prefix="paceline-data-")
+        self._failed: OrderedDict[str, _Failure] = OrderedDict()
+        self._stopped = threading.Event()
+        self._cache, self._lock = cache_folder()
 
     async def of(self, spec: JobSpec, *, wait_s: float = _WAIT_S) -> JobData:
         """What a job may read; its upload is unpacked.
@@ -43,7 +70,8 @@ class DataOfJobs:
         trying plug-ins.
 
         Raises:
-            InvalidError: rows are wrong, or not there.
+            InvalidError: rows are wrong; `MissingDataError`: they are not there; `UnreadError`:
+                reading them took too long, or ended its process.
             UnavailableError: the upload cannot be unpacked here, a store does not answer, or rows
                 are still being read after `wait_s`.
         """
@@ -53,10 +81,11 @@ class DataOfJobs:
         data = JobData(
             uploaded=uploaded,
             allowed=self._options.data_folders,
-            cache=self._cache.name,
+            cache=str(self._cache),
             cache_bytes=self._options.data_bytes,
             timeout_s=self._options.data_s,
             memory_bytes=self._options.data_memory_bytes,
+            stopped=self._stopped,
         )
         if wanted := _wanted(spec):
             await self._read(spec.tenant, wanted, data, wait_s)
@@ -69,12 +98,12 @@ class DataOfJobs:
         data: JobData,
         wait_s: float,
     ) -> None:
-        """Read rows, which goes on if the caller gives up, so that the next attempt finds them."""
+        """Read rows, which goes on if the caller gives up; the next attempt finds how it ended."""
         about = [data.uploaded, *(each.model_dump_json() for _, each in wanted)]
         key = digest_of(json.dumps(about).encode())
         if key not in self._reading:
-            self._reading[key] = asyncio.create_task(self._read_in_turn(tenant, wanted, data))
-            self._reading[key].add_done_callback(lambda _: self._reading.pop(key, None))
+            self._reading[key] = asyncio.create_task(self._read_in_turn(key, tenant, wanted, data))
+            self._reading[key].add_done_callback(lambda task: self._ended(key, task))
         try:
             async with asyncio.timeout(wait_s):
                 await asyncio.shield(self._reading[key])
@@ -82,24 +111,38 @@ class DataOfJobs:
             raise UnavailableError(
                 "data: their rows are still being read; submit again in a minute"
             ) from None
+        except (UnavailableError, MissingDataError, UnreadError):
+            self._failed.pop(key, None)  # somebody knows; it may go well the next time
+            raise
 
     async def _read_in_turn(
-        self, tenant: str, wanted: list[tuple[str, DatasetOptions]], data: JobData
+        self, key: str, tenant: str, wanted: list[tuple[str, DatasetOptions]], data: JobData
     ) -> None:
         async with self._slots.slot(QueueOwner(tenant)):
-            await asyncio.to_thread(_read, wanted, data)
+            files = await asyncio.to_thread(_identity, wanted, data)
+            before = self._failed.pop(key, None)
+            if before is not None and before.files == files and before.until > time.monotonic():
+                self._failed[key] = before
+                raise type(before.error)(before.error.message)
+            try:
+                await asyncio.to_thread(_read, wanted, data)
+            except PacelineError as error:
+                self._failed[key] = _Failure(files, error, time.monotonic() + _KEEP_FAILURES_S)
+                while len(self._failed) > _MOST_FAILURES:
+                    self._failed.popitem(last=False)
+                raise
+
+    def _ended(self, key: str, task: asyncio.Task[None]) -> None:
+        self._reading.pop(key, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("rows are not read", error=error)  # for a caller who may have given up
 
     async def again(self, spec: JobSpec) -> JobData:
         """As `of`, for a job that has been accepted: its files may be on a volume that comes back.
 
-        Raises:
-            UnavailableError: a file is not there; the job waits for it.
-            InvalidError: as `of`.
+        Raises as `of`.
         """
-        try:
-            return await self.of(spec, wait_s=_WAIT_AGAIN_S)
-        except MissingDataError as error:
-            raise UnavailableError(error.message) from None
+        return await self.of(spec, wait_s=_WAIT_AGAIN_S)
 
     async def check_unchanged(self, job_id: str, digests: Mapping[str, str]) -> None:
         """Note what a job was submitted with, or compare with it.
@@ -125,9 +168,26 @@ class DataOfJobs:
                 f"{before[name]} and is {digests[name]}; submit another job for the new data"
             )
 
-    def close(self) -> None:
-        """Delete all indexes."""
-        self._cache.cleanup()
+    async def close(self) -> None:
+        """Give up what is being read, and delete all indexes."""
+        self._stopped.set()
+        if self._reading:
+            await asyncio.wait(self._reading.values(), timeout=_CLOSE_S)
+        shutil.rmtree(self._cache, ignore_errors=True)
+        self._lock.close()
+
+
+def cache_folder() -> tuple[Path, IO[str]]:
+    """A new folder for indexes, and the lock by which it is known that this process lives.
+
+    Folders of processes that were killed are deleted.
+    """
+    for lock in Path(tempfile.gettempdir()).glob(f"{_CACHE}*/{_LOCK}"):
+        with suppress(OSError), lock.open("rb") as file:  # OSError: it is locked, or another's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=_CACHE))
+    return made, lock_for_life(made / _LOCK, what="the indexes of data")
 
 
 def _wanted(spec: JobSpec) -> list[tuple[str, DatasetOptions]]:
@@ -144,9 +204,20 @@ def _wanted(spec: JobSpec) -> list[tuple[str, DatasetOptions]]:
     return found
 
 
-def _read(wanted: list[tuple[str, DatasetOptions]], data: JobData) -> None:
+def _of_rows(
+    wanted: list[tuple[str, DatasetOptions]],
+) -> Iterator[tuple[SourceOptions, str]]:
+    """Sources that are rows, and their fields."""
     for field, options in wanted:
         for at, each in enumerate(options.sources):
             if not each.environment:
-                where = options.field_of(at, options=field)
-                data.rows(each.path, each.shape, field=where)
+                yield each, options.field_of(at, options=field)
+
+
+def _identity(wanted: list[tuple[str, DatasetOptions]], data: JobData) -> list[str]:
+    return [data.identity(e.path, e.shape, field=field) for e, field in _of_rows(wanted)]
+
+
+def _read(wanted: list[tuple[str, DatasetOptions]], data: JobData) -> None:
+    for each, field in _of_rows(wanted):
+        data.rows(each.path, each.shape, field=field)

@@ -6,9 +6,11 @@ import asyncio
 import json
 import sys
 from contextlib import suppress
+from typing import Any
 
 from paceline.config import JobSpec
 from paceline.data import JobData
+from paceline.data.errors import raise_answer
 from paceline.errors import InvalidError
 from paceline.server.process_group import ProcessGroup, start_process_group
 from paceline.telemetry.logs import Log
@@ -47,26 +49,26 @@ class DryRun:
 
         Raises:
             InvalidError: one refuses its options or returns something of a wrong type.
+            UnavailableError: what its tasks read is away.
             UntriedError: it took longer than `timeout_s`, or the process ended.
         """
         async with self._slots:
             idle = self._idle.pop() if self._idle else None
             try:
-                problem = await self._ask(idle or await self._start(), spec, data)
+                answer = await self._ask(idle or await self._start(), spec, data)
             except _EndedError:
                 if idle is None:
                     raise
                 # An earlier job may have left the child in a bad state.
-                problem = await self._ask(await self._start(), spec, data)
-        if problem:
-            raise InvalidError(problem)
+                answer = await self._ask(await self._start(), spec, data)
+        raise_answer(answer)
 
-    async def _ask(self, child: _Child, spec: JobSpec, data: JobData | None) -> str:
-        """The problem that a child finds; empty: none."""
+    async def _ask(self, child: _Child, spec: JobSpec, data: JobData | None) -> list[str]:
+        """What a child finds, as `answer_of`; empty: nothing."""
         request = {"job": spec.model_dump(mode="json"), "data": data.as_json() if data else None}
         try:
             async with asyncio.timeout(self._timeout_s):
-                problem = await child.ask(json.dumps(request))
+                answer = await child.ask(json.dumps(request))
         except TimeoutError:
             await child.kill()
             text = f"were not built within {self._timeout_s:g} s"
@@ -75,11 +77,11 @@ class DryRun:
             await child.kill()
             raise
         # A refused plug-in may have leaked memory.
-        if problem or child.num_jobs >= MAX_JOBS_PER_CHILD:
+        if answer or child.num_jobs >= MAX_JOBS_PER_CHILD:
             await child.kill()
         else:
             self._idle.append(child)
-        return problem
+        return answer
 
     async def _start(self) -> _Child:
         child = _Child(await start_process_group(self._command))
@@ -106,8 +108,8 @@ class _Child:
         self._family = family
         self.num_jobs = 0
 
-    async def ask(self, request: str) -> str:
-        """The problem with a job and its data, a line of JSON; empty: none."""
+    async def ask(self, request: str) -> list[str]:
+        """What is wrong with a job and its data, a line of JSON; empty: nothing."""
         self.num_jobs += 1
         stdin = self._family.process.stdin
         assert stdin is not None
@@ -116,7 +118,7 @@ class _Child:
             await stdin.drain()
         return await self.read()
 
-    async def read(self) -> str:
+    async def read(self) -> Any:
         """Its next answer."""
         process = self._family.process
         assert process.stdout is not None
@@ -124,7 +126,7 @@ class _Child:
         if not line:
             code = await process.wait()
             raise _EndedError(f"experience, tasks: the plug-ins ended their process with {code}")
-        return str(json.loads(line))
+        return json.loads(line)
 
     async def kill(self) -> None:
         """Kill it and all processes that it has started."""

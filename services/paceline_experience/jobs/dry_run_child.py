@@ -10,15 +10,15 @@ from typing import TextIO
 
 from paceline.config import JobSpec
 from paceline.data import JobData
-from paceline.errors import InvalidError
-from paceline.server.child import end_with_parent, take_pipes
+from paceline.data.errors import answer_of
+from paceline.errors import InvalidError, UnavailableError
+from paceline.parent import end_with_parent
+from paceline.server.child import take_pipes
 from paceline_experience.ledger.sources import try_plugins
-
-MAX_ERROR_CHARS = 2000
 
 
 def main() -> None:
-    """Answer `ready` after the imports, then a line with the problem of each job, a line."""
+    """Answer `ready` after the imports, then a line with what is wrong with each job, a line."""
     source, sink = take_pipes()
     end_with_parent()
     _limit_memory(int(sys.argv[1]))
@@ -27,20 +27,20 @@ def main() -> None:
         _answer(sink, attempt(line))
 
 
-def _answer(sink: TextIO, text: str) -> None:
-    sink.write(json.dumps(text) + "\n")
+def _answer(sink: TextIO, answer: str | list[str]) -> None:
+    sink.write(json.dumps(answer) + "\n")
     sink.flush()
 
 
-def attempt(line: str) -> str:
-    """The problem with the plug-ins of a job; empty: none."""
+def attempt(line: str) -> list[str]:
+    """What is wrong with the plug-ins of a job, as `answer_of`; empty: nothing."""
     try:
         request = json.loads(line)
         data = JobData.from_json(request["data"]) if request["data"] is not None else None
         try_plugins(JobSpec.model_validate(request["job"]), data)
-    except InvalidError as error:
-        return error.message[:MAX_ERROR_CHARS] or "refused"
-    return ""
+    except (InvalidError, UnavailableError) as error:
+        return answer_of(error)
+    return []
 
 
 def _limit_memory(num_bytes: int) -> None:

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from paceline.config import JobSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
+from paceline.data import MissingDataError, UnreadError
 from paceline.enums import JobState
 from paceline.errors import (
     DeadlineError,
@@ -48,7 +49,14 @@ from paceline_experience.tenancy.quotas import JobLimits, Quotas
 log = Log("ledgers")
 _MAX_PAST = 8
 # Errors that are no fault of the job: its ledger is opened later.
-_TRANSIENT = (UnavailableError, DeadlineError, UntriedError, OSError)
+_TRANSIENT = (
+    UnavailableError,
+    DeadlineError,
+    UntriedError,
+    UnreadError,
+    MissingDataError,  # of a volume that comes back
+    OSError,
+)
 _RETRY_S = 60.0
 _MAX_UNTRIED = 3
 
@@ -317,7 +325,7 @@ class Ledgers:
 
     async def _defer(self, job: Job, error: Exception) -> PacelineError:
         job_id = job.status.job_id
-        if isinstance(error, UntriedError):
+        if isinstance(error, (UntriedError, UnreadError)):
             self._untried[job_id] += 1
             if self._untried[job_id] >= _MAX_UNTRIED:
                 return await self._give_up(job, error)

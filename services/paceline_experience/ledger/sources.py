@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from paceline.config import JobSpec
 from paceline.config.named import NamedPlugin, named, problems
 from paceline.data import JobData, takes_data
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, UnavailableError
 from paceline.plugins import (
     Advantages,
     Allocator,
@@ -122,6 +122,7 @@ def try_plugins(spec: JobSpec, data: JobData | None = None) -> None:
 
     Raises:
         InvalidError: one refuses its options or returns something of a wrong type.
+        UnavailableError: what a task source reads is away.
     """
     check_plugins(spec)
     sources = None if spec.lists_own_tasks else task_sources(spec, data)
@@ -146,6 +147,7 @@ def task_sources(spec: JobSpec, data: JobData | None = None) -> Sources:
 
     Raises:
         InvalidError: a source is not installed, refuses its options or has no tasks.
+        UnavailableError: what it reads is away.
     """
     tasks, data = spec.tasks, data or JobData()
     source = tasks.source
@@ -250,7 +252,8 @@ def _build(
 ) -> TaskSource:
     make = registry.environment(name).load_tasks()
     with _plugin_errors(field, name):
-        given = {takes: data} if (takes := takes_data(make)) else {}
+        takes = takes_data(make)
+        given = {takes: replace(data, options_field=field)} if takes else {}
         source = make(seed=seed, **given, **options)
         empty = len(source) == 0
     if empty:
@@ -291,7 +294,7 @@ def _plugin_errors(field: str, name: str) -> Generator[None]:
     """Whatever a plug-in raises inside is reported as an invalid value of this field."""
     try:
         yield
-    except InvalidError:
+    except (InvalidError, UnavailableError):  # the latter: a store or a volume is away
         raise
     except (Exception, SystemExit) as error:  # the boundary of a plug-in
         text = f"{type(error).__name__}: {error}"

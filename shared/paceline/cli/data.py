@@ -7,7 +7,7 @@ import json
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +78,15 @@ def prompts_of(spec: JobSpec, cache: str) -> list[Prompts]:
     tasks, source = spec.tasks, spec.tasks.source
     name = tasks.environment if source is None else source.kind
     options = tasks.options if source is None else source.options
+    kind = "options" if source is None else "source"
+    data = replace(data, options_field=f"tasks.{kind}")
     made = [Prompts("training", _source(name, options, data, tasks.seed), tasks.options)]
     for label, each in spec.eval_sets.items():
         changed = {**options, **(each.options if source is None else each.source)}
-        found = _source(name, changed, data, each.seed)
-        world = {**tasks.options, **each.options}
-        made.append(Prompts(f"evals.{label}" if label else "eval", found, world))
+        where = f"evals.{label}" if label else "eval"
+        own = replace(data, options_field=f"{where}.{kind}")
+        found = _source(name, changed, own, each.seed)
+        made.append(Prompts(where, found, {**tasks.options, **each.options}))
     return made
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from paceline.data.errors import of_os_error
 from paceline.data.files import LINES, DataFile, find
 from paceline.data.readers import lines_of, opened_lines, parsed, table_rows
 from paceline.data.shape import RowError, RowShape
@@ -42,6 +43,7 @@ class _Index:
     records: BinaryIO
     spool: BinaryIO
     spool_bytes: int
+    copied: int  # bytes of files that were copied to be read, and are still there
     num_rows: int = 0
     spooled: int = 0
     files: list[str] = field(default_factory=list[str])
@@ -59,10 +61,11 @@ class _Index:
         """Write a row that cannot be read in place; returns its offset."""
         start = self.spooled
         self.spooled += len(line)
-        if self.spooled > self.spool_bytes:
+        if self.spooled + self.copied > self.spool_bytes:
             raise InvalidError(
                 f"has more than {self.spool_bytes} bytes of rows, which is the most for files that "
-                "are compressed, in columns or elsewhere (`data_bytes` of experience)"
+                "are compressed, in columns or elsewhere, with copies of the latter (`data_bytes` "
+                "of experience)"
             )
         self.spool.write(line)
         return start
@@ -71,18 +74,22 @@ class _Index:
 def build(path: Path, name: str, shape: RowShape, into: Path, *, spool_bytes: int) -> None:
     """Write the index of a source into a folder.
 
-    `spool_bytes`: of rows that cannot be read in place.
+    `spool_bytes`: of rows that cannot be read in place, and of files that lie below `into`.
 
     Raises:
         InvalidError: names the file, the row or line, and what is wrong with it.
+        MissingDataError: a file is not there or may not be read.
+        UnavailableError: a disk is full, or fails.
     """
     began = time.monotonic()
     found = find(path, name)
     digests = list[str]()
     with (into / INDEX).open("wb") as records, (into / ROWS).open("wb") as spool:
-        index = _Index(into.resolve(), shape, records, spool, spool_bytes)
+        copies = [each for each in found if each.path.resolve().is_relative_to(into.resolve())]
+        copied = sum(each.path.stat().st_size for each in copies)
+        index = _Index(into.resolve(), shape, records, spool, spool_bytes, copied)
         for file in found:
-            digests.append(_add_file(index, file))
+            digests.append(_add_file(index, file, is_one_of=len(copies)))
     if not index.num_rows:
         listed = ", ".join(file.name for file in found[:_MOST_LISTED])
         raise InvalidError(f"{listed or name}: has no rows; one JSON object a line is needed")
@@ -96,19 +103,26 @@ def build(path: Path, name: str, shape: RowShape, into: Path, *, spool_bytes: in
     (into / META).write_text(json.dumps(meta))
 
 
-def _add_file(index: _Index, file: DataFile) -> str:
-    """Add the rows of a file; returns its digest."""
+def _add_file(index: _Index, file: DataFile, *, is_one_of: int) -> str:
+    """Add the rows of a file, which may be one of several copies; returns its digest.
+
+    Copies are deleted when their rows are spooled, but for a single one that is read in place:
+    many of them would all have to be held open.
+    """
     try:
-        if file.format == LINES and not file.compressed:
+        if file.format == LINES and not file.compressed and is_one_of <= 1:
             return _add_in_place(index, file)
         with file.path.open("rb") as opened:
             digest = digest_of_file(opened)
         number = _place_of_spool(index)
         for where, line in _spooled_rows(file, index.shape):
             _added(index, file, where, number, index.spool_row(line), line)
+        if is_one_of:
+            index.copied -= file.path.stat().st_size
+            file.path.unlink()
         return digest
     except OSError as error:
-        raise InvalidError(f"{file.name}: cannot be read: {error.strerror or error}") from None
+        raise of_os_error(file.name, error) from None
 
 
 def _add_in_place(index: _Index, file: DataFile) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
+from paceline.data.errors import MissingDataError
 from paceline.errors import InvalidError
 
 MAX_FILES = 10_000
@@ -23,10 +25,6 @@ _SPLITS = ("train", "test", "validation", "valid", "dev", "eval")
 _GLOB = ("*", "?", "[")
 # What folders of `datasets` and of the Hub have besides their rows.
 _ABOUT = frozenset({"dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json"})
-
-
-class MissingDataError(InvalidError):
-    """There is no such file or folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,8 @@ def find(path: Path, name: str) -> list[DataFile]:
     """The files that a path means: a file, a folder, or a pattern of names; sorted by name.
 
     Raises:
-        InvalidError: there are none, or they are of several formats or splits.
+        MissingDataError: there are none.
+        InvalidError: they are of several formats or splits.
     """
     if path.is_file():
         kind, packed = format_of(path.name)
@@ -61,7 +60,8 @@ def find(path: Path, name: str) -> list[DataFile]:
     if path.is_dir():
         return _in_folder(path, name)
     if any(sign in path.name for sign in _GLOB) and path.parent.is_dir():
-        found = _listed(path.parent.glob(path.name), path.parent)
+        named = (each for each in path.parent.iterdir() if fnmatchcase(each.name, path.name))
+        found = _listed(named, path.parent)
         return _checked([_file(each, each.name) for each in found if each.is_file()], name)
     raise MissingDataError(f"{name}: no such file or folder{_nearby(path)}")
 
@@ -77,7 +77,7 @@ def _in_folder(folder: Path, name: str) -> list[DataFile]:
         files = [each["filename"] for each in _objects(folder / "state.json", "_data_files")]
         inside = [each for each in files if isinstance(each, str) and Path(each).name == each]
         if len(inside) != len(files) or not all((folder / each).is_file() for each in inside):
-            raise InvalidError(f"{name}: state.json names files that are not there")
+            raise MissingDataError(f"{name}: state.json names files that are not there")
         return _checked([_file(folder / each, f"{name}/{each}") for each in inside], name)
     found = (each for each in folder.rglob("*") if each.is_file())
     files = [_file(each, each.relative_to(folder).as_posix()) for each in _listed(found, folder)]
@@ -107,7 +107,7 @@ def _file(path: Path, name: str) -> DataFile:
 def _checked(files: list[DataFile], name: str) -> list[DataFile]:
     """Files that belong together."""
     if not files:
-        raise InvalidError(f"{name}: has no files of rows; allowed: {ALLOWED}")
+        raise MissingDataError(f"{name}: has no files of rows; allowed: {ALLOWED}")
     for each in files:
         if not each.format:
             raise InvalidError(f"{each.name}: a file of an unknown format; allowed: {ALLOWED}")
@@ -143,7 +143,7 @@ def _read(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             return json.loads(file.read(1 << 20))
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidError(f"{path.name}: cannot be read: {error}") from None
 
 

@@ -13,22 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data.build import build
+from paceline.data.errors import answer_of, of_os_error
 from paceline.data.remote import fetched
 from paceline.data.shape import RowShape
-from paceline.errors import InvalidError
-
-MAX_ERROR_CHARS = 2000
+from paceline.errors import InvalidError, UnavailableError
+from paceline.parent import end_with_parent
 
 
 def main() -> None:
-    """Read a request from stdin; answer with a line: the problem, or nothing."""
+    """Read a request from stdin; answer with a line: kind and message of an error, or nothing."""
+    end_with_parent()
     request: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     _limit(int(request["memory_bytes"]), int(request["spool_bytes"]))
     print(json.dumps(attempt(request)), flush=True)
 
 
-def attempt(request: dict[str, Any]) -> str:
-    """The problem with a source; empty: its index is written."""
+def attempt(request: dict[str, Any]) -> list[str]:
+    """See `answer_of`; empty: the index of the source is written."""
     into, spool_bytes = Path(request["into"]), int(request["spool_bytes"])
     try:
         path = request["path"]
@@ -36,11 +37,14 @@ def attempt(request: dict[str, Any]) -> str:
             path = fetched(path, into, most_bytes=spool_bytes)
         shape = RowShape.model_validate(request["shape"])
         build(Path(path), request["name"], shape, into, spool_bytes=spool_bytes)
-    except InvalidError as error:
-        return error.message[:MAX_ERROR_CHARS] or "cannot be read"
+    except (InvalidError, UnavailableError) as error:
+        return answer_of(error)
+    except OSError as error:
+        return answer_of(of_os_error(request["name"], error))
     except MemoryError:
-        return f"{request['name']}: needs more than {request['memory_bytes']} bytes to be read"
-    return ""
+        text = f"{request['name']}: needs more than {request['memory_bytes']} bytes to be read"
+        return answer_of(InvalidError(text))
+    return []
 
 
 def _limit(memory_bytes: int, spool_bytes: int) -> None:

@@ -8,15 +8,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from paceline.data.build import META
-from paceline.data.files import find
-from paceline.data.remote import identity
+from paceline.data.errors import UnreadError, of_os_error, raise_answer
+from paceline.data.files import DataFile, find
+from paceline.data.remote import check_url, identity
 from paceline.data.shape import RowShape
 from paceline.digest import digest_of
 from paceline.errors import InvalidError, UnavailableError
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
 EVERYWHERE = ("/", "s3://", "gs://", "gcs://", "abfs://", "az://", "hf://")
 """For a machine of one's own: its user may read what the services may."""
 _URL = "://"
-_MIB, _GIB = 1 << 20, 1 << 30
+_GIB = 1 << 30
+_POLL_S = 0.2
+_NEW = "new-"  # how folders are called whose index is being written
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,14 @@ class JobData:
     """Folders and prefixes of URLs below which else it may read."""
     cache: str = field(default_factory=lambda: _default_cache())
     cache_bytes: int = 8 * _GIB
-    """Of all indexes; at most half of it for one."""
+    """Of all indexes but those that are open and were deleted; at most half of it for one."""
     timeout_s: float = 600.0
     memory_bytes: int = 2 * _GIB
     """Address space of the process that reads a source."""
+    options_field: str = "tasks.options"
+    """The field of the job whose options ask for rows, for messages."""
+    stopped: threading.Event = field(default_factory=threading.Event, compare=False)
+    """Once it is set, nothing more is read, and what is being read is given up."""
 
     def rows(self, path: str, shape: RowShape, *, field: str = "path") -> IndexedRows:
         """The rows of a source; blocks until all have been read and checked once.
@@ -55,24 +64,27 @@ class JobData:
         machine, or a URL; empty: all of the uploaded data. `field`: who names it, for messages.
 
         Raises:
-            InvalidError: it is not allowed, or not there, or a row is wrong, or it takes too long.
-            UnavailableError: an object store does not answer.
+            InvalidError: it is not allowed, or a row is wrong.
+            MissingDataError: it is not there.
+            UnreadError: it takes too long, or ends the process that reads it.
+            UnavailableError: an object store does not answer, or a disk fails.
         """
         from paceline.data.rows import IndexedRows  # numpy: only where rows are read
 
         name = path or "data"
-        try:
+        with _errors(field, name):
             where = self._where(path)
-            made_from = [where, _identity(where, name), shape.model_dump(mode="json")]
-            folder = Path(self.cache) / digest_of(json.dumps(made_from, sort_keys=True).encode())
+            folder = Path(self.cache) / self._key(where, name, shape)
             if not (folder / META).is_file():
                 self._make(where, name, shape, folder)
             os.utime(folder)
             return IndexedRows(folder, shape, name=name)
-        except InvalidError as error:
-            raise type(error)(f"{field}: {error.message}") from None
-        except OSError as error:
-            raise UnavailableError(f"{field}: {name}: {error}") from None
+
+    def identity(self, path: str, shape: RowShape, *, field: str = "path") -> str:
+        """What changes when the files of a source do, or what is made of them; raises as `rows`."""
+        name = path or "data"
+        with _errors(field, name):
+            return self._key(self._where(path), name, shape)
 
     def as_json(self) -> dict[str, Any]:
         """For `from_json` in another process."""
@@ -82,6 +94,7 @@ class JobData:
             "cache": self.cache,
             "cache_bytes": self.cache_bytes,
             "timeout_s": self.timeout_s,
+            "options_field": self.options_field,
             "memory_bytes": self.memory_bytes,
         }
 
@@ -90,9 +103,37 @@ class JobData:
         """As `as_json` has made it."""
         return cls(**raw)
 
+    def _key(self, where: str, name: str, shape: RowShape) -> str:
+        made_from = [where, self._state(where, name), shape.model_dump(mode="json")]
+        return digest_of(json.dumps(made_from, sort_keys=True).encode())
+
+    def _state(self, where: str, name: str) -> object:
+        """What changes when the content of a source does."""
+        if _URL in where:
+            return identity(where)
+        found = find(Path(where), name)
+        self._check_links(where, found)
+        stats = [(each, each.path.stat()) for each in found]
+        return [[str(each.path), at.st_size, at.st_mtime_ns, at.st_ino] for each, at in stats]
+
+    def _check_links(self, where: str, found: Sequence[DataFile]) -> None:
+        """Files of a folder or pattern may be links, whose targets have to be allowed as well."""
+        root = Path(self.uploaded).resolve() if self.uploaded else None
+        if root is not None and not Path(where).is_relative_to(root):
+            root = None
+        for each in found:
+            target = each.path.resolve()
+            if root is None:
+                self._check_allowed(str(target), each.name)
+            elif not target.is_relative_to(root):
+                raise InvalidError(f"{each.name}: is a link to outside of the data of the job")
+
     def _where(self, path: str) -> str:
         """The path or URL that may be read."""
+        if "\0" in path:
+            raise InvalidError("a path with the character NUL is none")
         if _URL in path:
+            check_url(path)
             self._check_allowed(path, path)
             return path
         if path.startswith("/"):
@@ -129,8 +170,8 @@ class JobData:
     def _make(self, where: str, name: str, shape: RowShape, folder: Path) -> None:
         """Write an index, in a process of its own, or find that somebody else has."""
         Path(self.cache).mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._make_room()
-        with tempfile.TemporaryDirectory(dir=self.cache, prefix="new-") as made:
+        with tempfile.TemporaryDirectory(dir=self.cache, prefix=_NEW) as made:
+            self._make_room()
             into = Path(made) / "index"
             into.mkdir()
             request = {
@@ -141,39 +182,53 @@ class JobData:
                 "spool_bytes": self.cache_bytes // 2,
                 "memory_bytes": self.memory_bytes,
             }
-            if problem := self._ask(request, name):
-                raise InvalidError(problem)
+            raise_answer(self._ask(request, name))
             with suppress(OSError):  # somebody else was faster
                 into.rename(folder)
 
-    def _ask(self, request: Mapping[str, Any], name: str) -> str:
+    def _ask(self, request: Mapping[str, Any], name: str) -> list[str]:
+        """What the process that reads a source answers."""
         command = [sys.executable, "-P", "-m", "paceline.data.index_child"]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        ) as child:
+            try:
+                answer = self._answer(child, json.dumps(request).encode(), name)
+            finally:
+                if child.poll() is None:
+                    child.kill()
         try:
-            done = subprocess.run(
-                command,
-                input=json.dumps(request).encode(),
-                stdout=subprocess.PIPE,
-                timeout=self.timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return f"{name}: could not be read within {self.timeout_s:g} s"
-        try:
-            return str(json.loads(done.stdout))
+            return json.loads(answer)
         except ValueError:
-            return f"{name}: the process that read it has ended with {done.returncode}"
+            code = child.returncode
+            raise UnreadError(f"{name}: the process that read it has ended with {code}") from None
+
+    def _answer(self, child: subprocess.Popen[bytes], request: bytes, name: str) -> bytes:
+        given: bytes | None = request
+        deadline = time.monotonic() + self.timeout_s
+        while not self.stopped.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise UnreadError(f"{name}: could not be read within {self.timeout_s:g} s")
+            try:
+                return child.communicate(given, timeout=min(left, _POLL_S))[0]
+            except subprocess.TimeoutExpired:
+                given = None
+        raise UnavailableError(f"{name}: this service is about to end")
 
     def _make_room(self) -> None:
         """Delete the indexes that nobody has asked for for longest; open ones stay readable."""
-        found = [each for each in Path(self.cache).iterdir() if each.is_dir()]
-        sizes = {each: _bytes_in(each) for each in found}
+        found = {each: each.stat().st_mtime for each in Path(self.cache).iterdir() if each.is_dir()}
+        new = [each for each in found if each.name.startswith(_NEW)]
+        since = time.time() - self.timeout_s  # older ones are of processes that were killed
+        building = sum(found[each] >= since for each in new)
+        sizes = {each: _bytes_in(each) for each in found if each not in new}
         total = sum(sizes.values())
-        for each in sorted(found, key=lambda folder: folder.stat().st_mtime):
-            if total <= self.cache_bytes // 2:
+        for each in sorted(sizes, key=lambda folder: found[folder]):
+            if total <= self.cache_bytes - building * (self.cache_bytes // 2):
                 return
-            if not each.name.startswith("new-"):
-                shutil.rmtree(each, ignore_errors=True)
-                total -= sizes[each]
+            shutil.rmtree(each, ignore_errors=True)
+            total -= sizes[each]
 
 
 def takes_data(make: Callable[..., Any]) -> str:
@@ -201,9 +256,12 @@ def _bytes_in(folder: Path) -> int:
     return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
 
 
-def _identity(where: str, name: str) -> object:
-    """What changes when the content of a source does."""
-    if _URL in where:
-        return identity(where)
-    found = [(each, each.path.stat()) for each in find(Path(where), name)]
-    return [[str(each.path), at.st_size, at.st_mtime_ns, at.st_ino] for each, at in found]
+@contextmanager
+def _errors(field: str, name: str) -> Generator[None]:
+    """Begin messages with the field that names a source."""
+    try:
+        yield
+    except (InvalidError, UnavailableError) as error:
+        raise type(error)(f"{field}: {error.message}") from None
+    except OSError as error:
+        raise of_os_error(f"{field}: {name}", error) from None

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 from pydantic_core import from_json
 
 from paceline.data.files import PARQUET, DataFile
+from paceline.data.frames import is_whole
 from paceline.data.shape import RowError
 from paceline.errors import InvalidError
 
@@ -92,25 +93,27 @@ def opened_lines(file: DataFile) -> Generator[BinaryIO]:
         if not file.compressed:
             yield raw
             return
+        opened, damage = _decompressed(raw, file)
         try:
-            yield _decompressed(raw, file)
-        except (OSError, EOFError, zlib.error) as error:
+            if file.compressed == ".zst" and not is_whole(raw):
+                raise EOFError("it is cut off")
+            yield opened
+        except (gzip.BadGzipFile, EOFError, zlib.error, *damage) as error:
             raise InvalidError(f"{file.name}: cannot be decompressed: {error}") from None
 
 
-def _decompressed(raw: BinaryIO, file: DataFile) -> BinaryIO:
+def _decompressed(raw: BinaryIO, file: DataFile) -> tuple[BinaryIO, tuple[type[Exception], ...]]:
+    """A reader, and what it raises besides what Python's own do if the file is damaged."""
     if file.compressed == ".gz":
-        return cast("BinaryIO", gzip.GzipFile(fileobj=raw))
+        return cast("BinaryIO", gzip.GzipFile(fileobj=raw)), ()
     try:
         import zstandard
     except ImportError:
         raise InvalidError(f"{file.name}: zstandard is not installed; {_EXTRA}") from None
-
-    try:
-        reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw)
-    except zstandard.ZstdError as error:
-        raise InvalidError(f"{file.name}: cannot be decompressed: {error}") from None
-    return cast("BinaryIO", io.BufferedReader(reader, 1 << 20))
+    # `zstd -T`, pzstd and files that were appended to have many frames.
+    made = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    reader = io.BufferedReader(made.stream_reader(raw, read_across_frames=True), 1 << 20)
+    return cast("BinaryIO", reader), (zstandard.ZstdError,)
 
 
 _EXTRA = "pip install 'paceline[data]'"
@@ -136,7 +139,7 @@ def table_rows(file: DataFile, columns: list[str] | None) -> Iterator[tuple[int,
                 yield number, _dumped(row, file.name, number)
                 number += 1
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        if isinstance(error, InvalidError):
+        if isinstance(error, OSError) and error.errno:  # of the disk; those of damage have none
             raise
         text = f"{type(error).__name__}: {str(error)[:300]}"
         raise InvalidError(f"{file.name}: row {number}: cannot be read: {text}") from None

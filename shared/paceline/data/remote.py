@@ -6,19 +6,36 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.data.files import format_of
-from paceline.errors import InvalidError, UnavailableError
-from paceline.object_stores import package_of
+from paceline.data.errors import MissingDataError
+from paceline.data.files import ALLOWED, format_of
+from paceline.errors import InvalidError
+from paceline.object_stores import filesystem_of, has_credentials, package_of, translated
 
 _PIECE_BYTES = 1 << 20
 MAX_FILES = 1000
+
+
+def check_url(url: str) -> None:
+    """Refuse a URL that must be in no job; the message does not quote it.
+
+    Raises:
+        InvalidError: it has credentials, or leads to another store.
+    """
+    if has_credentials(url):
+        raise InvalidError(
+            "a URL with credentials would be shown to all who may read the job; they belong into "
+            "the environment of experience"
+        )
+    if "::" in url:
+        raise InvalidError("a URL with '::' is not allowed; name the object itself")
 
 
 def identity(url: str) -> str:
     """What changes when an object does, according to its store.
 
     Raises:
-        InvalidError: there is no such object, or its store needs a package that is not installed.
+        MissingDataError: there is no such object, or it may not be read.
+        InvalidError: its store needs a package that is not installed.
         UnavailableError: the store does not answer.
     """
     return json.dumps([_identity(url, each) for each in _objects(url)], sort_keys=True)
@@ -28,7 +45,7 @@ def fetched(url: str, into: Path, *, most_bytes: int) -> str:
     """Copy an object, or those of a folder or pattern, below `into`; returns the local path.
 
     Raises:
-        InvalidError: there is none, or more than `most_bytes`.
+        InvalidError: there are more than `most_bytes`; others as `identity`.
     """
     objects = _objects(url)
     folder = into / "fetched"
@@ -43,9 +60,12 @@ def fetched(url: str, into: Path, *, most_bytes: int) -> str:
 
 
 def _copy(url: str, found: dict[str, Any], into: Path, most_bytes: int) -> int:
-    filesystem = _filesystem(url)[0]
     size = 0
-    with filesystem.open(found["name"], "rb") as source, into.open("wb") as target:
+    with (
+        translated(url, MissingDataError),
+        _filesystem(url)[0].open(found["name"], "rb") as source,
+        into.open("wb") as target,
+    ):
         while data := source.read(_PIECE_BYTES):
             size += len(data)
             if size > most_bytes:
@@ -59,33 +79,30 @@ def _copy(url: str, found: dict[str, Any], into: Path, most_bytes: int) -> int:
 
 def _objects(url: str) -> list[dict[str, Any]]:
     """The files that a URL means, sorted by name."""
-    filesystem, path = _filesystem(url)
-    try:
+    if any("**" in part and part != "**" for part in url.split("/")):
+        raise InvalidError(f"{url}: '**' may only stand for folders, as in rows/**/*.parquet")
+    with translated(url, MissingDataError):
+        filesystem, path = _filesystem(url)
+        filesystem.invalidate_cache()  # of listings, which fsspec keeps as long as the process
         if any(sign in path for sign in "*?["):
             found = [dict(each) for each in filesystem.glob(path, detail=True).values()]
         else:
             about = dict(filesystem.info(path))
             is_folder = about.get("type") == "directory"
             found = [*map(dict, filesystem.ls(path, detail=True))] if is_folder else [about]
-    except FileNotFoundError:
-        raise InvalidError(f"{url}: no such object or folder") from None
-    except PermissionError as error:
-        raise InvalidError(f"{url}: the service may not read it: {error}") from None
-    except (OSError, TimeoutError) as error:
-        raise UnavailableError(f"{url}: cannot be reached: {error}") from None
     files = [each for each in found if each.get("type") != "directory"]
     files = [each for each in files if format_of(str(each["name"]))[0]]
-    if not 0 < len(files) <= MAX_FILES:
-        raise InvalidError(f"{url}: {len(files)} files of rows; allowed: 1 to {MAX_FILES}")
+    if not files:
+        raise MissingDataError(f"{url}: has no files of rows; allowed: {ALLOWED}")
+    if len(files) > MAX_FILES:
+        raise InvalidError(f"{url}: {len(files)} files of rows; at most {MAX_FILES} are allowed")
     return sorted(files, key=lambda each: str(each["name"]))
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
     scheme = url.partition("://")[0]
     try:
-        import fsspec
-
-        return fsspec.url_to_fs(url)
+        return filesystem_of(url)
     except (ImportError, ValueError) as error:
         raise InvalidError(
             f"{url}: {error}; install {package_of(scheme)} and paceline[data] beside experience"

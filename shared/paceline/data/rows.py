@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ import numpy as np
 from paceline.data.build import INDEX, check_of, meta_of
 from paceline.data.readers import parsed
 from paceline.data.shape import RowShape
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, UnavailableError
 
 _RECORD = np.dtype(
     [("file", "<u4"), ("size", "<u4"), ("offset", "<u8"), ("check", "<u8"), ("split", "<u8")]
 )
 _RESOLUTION = 1 << 53  # of shares of a split
+# An item for each file of rows that this process may still hold open; it may have 256 files of
+# any kind on some laptops. No semaphore: finalizers run anywhere, also inside one of its methods.
+_MAY_HOLD: deque[None] = deque([None] * 128)
 
 
 class IndexedRows:
@@ -31,8 +35,7 @@ class IndexedRows:
         """Name, and SHA-256 of the content: of the file, or of the names and digests of several."""
         self._shape = shape
         self._index: Any = np.memmap(folder / INDEX, dtype=_RECORD, mode="r")
-        self._files = [os.open(folder / each, os.O_RDONLY) for each in meta["files"]]
-        weakref.finalize(self, _close, self._files)
+        self._files = _Files(folder, meta["files"])
 
     def __len__(self) -> int:
         return len(self._index)
@@ -43,12 +46,17 @@ class IndexedRows:
         Raises:
             IndexError: there is no such row.
             InvalidError: it is not what it was when the job was submitted.
+            UnavailableError: its file cannot be read.
         """
         if not 0 <= row < len(self._index):
             raise IndexError(row)
         record = self._index[row]
         size, offset = int(record["size"]), int(record["offset"])
-        line = os.pread(self._files[int(record["file"])], size, offset)
+        try:
+            line = self._files.read(int(record["file"]), size, offset)
+        except OSError as error:
+            text = f"{self.name}: row {row}: cannot be read: {error.strerror or error}"
+            raise UnavailableError(text) from None
         if check_of(line) != int(record["check"]):
             raise InvalidError(
                 f"{self.name}: row {row} has changed since it was read at submit; data of a "
@@ -65,6 +73,33 @@ class IndexedRows:
         return (keys >> np.uint64(11)) < np.uint64(round(share * _RESOLUTION))
 
 
-def _close(files: Sequence[int]) -> None:
-    for each in files:
+class _Files:
+    """The files of an index: held open as far as `_MAY_HOLD` has room, else opened for each read.
+
+    Those of the index itself are always held, as its folder is deleted when others need room.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._paths = [folder / each for each in names]
+        self._own, self._others = dict[int, int](), dict[int, int]()
+        weakref.finalize(self, _close, self._own, self._others)
+        for at, path in enumerate(self._paths):
+            if not names[at].startswith("/"):
+                self._own[at] = os.open(path, os.O_RDONLY)
+            elif _MAY_HOLD:
+                self._others[at] = os.open(path, os.O_RDONLY)
+                _MAY_HOLD.pop()
+
+    def read(self, at: int, size: int, offset: int) -> bytes:
+        """Bytes of a file by its position in the list; raises OSError."""
+        held = self._own.get(at, self._others.get(at))
+        if held is not None:
+            return os.pread(held, size, offset)
+        with self._paths[at].open("rb", buffering=0) as opened:
+            return os.pread(opened.fileno(), size, offset)
+
+
+def _close(own: dict[int, int], others: dict[int, int]) -> None:
+    for each in (*own.values(), *others.values()):
         os.close(each)
+    _MAY_HOLD.extend([None] * len(others))

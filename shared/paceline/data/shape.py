@@ -45,7 +45,7 @@ class RowShape(StrictModel):
         return list(self.columns.values()) or None
 
     def payload(self, row: Any) -> dict[str, Any]:
-        """The payload of the task that a row is, with a `question` or `messages`.
+        """The payload of the task that a row is, with either a `question` or `messages`.
 
         Raises:
             RowError: a column is missing, or of a wrong type.
@@ -70,15 +70,15 @@ class RowShape(StrictModel):
         prompt = named[name] if name else None
         if self.template:
             values, filled = _filled(self.template, named)
-            named["question"] = filled
+            _take_question(named, filled)
             return prompt if isinstance(prompt, str) else values
         if isinstance(prompt, str) and (prompt.strip()):
-            named["question"] = prompt
-        elif isinstance(prompt, list) and prompt:
+            _take_question(named, prompt)
+            return prompt
+        if isinstance(prompt, list) and prompt:
             _take_messages(named, name, cast("list[Any]", prompt))
-        else:
-            raise _no_prompt(named, name)
-        return prompt
+            return named["messages"]  # without the answer, which rows with one prompt may differ in
+        raise _no_prompt(named, name)
 
     def _named(self, row: Any) -> dict[str, Any]:
         if isinstance(row, list):
@@ -118,6 +118,12 @@ def _no_prompt(named: Mapping[str, Any], name: str) -> RowError:
     )
 
 
+def _take_question(named: dict[str, Any], text: str) -> None:
+    """Set `question`. A column `messages` beside it may hold the dialogue with its answer."""
+    named["question"] = text
+    named.pop("messages", None)
+
+
 def _take_messages(named: dict[str, Any], name: str, prompt: list[Any]) -> None:
     """Set `messages`; what an assistant says last is no prompt, but may be the answer."""
     messages = [_message(name, at, each) for at, each in enumerate(prompt)]
@@ -127,6 +133,7 @@ def _take_messages(named: dict[str, Any], name: str, prompt: list[Any]) -> None:
     if not messages:
         raise RowError(f"{name!r} has only messages of an assistant; one of a user is needed")
     named.pop(name)
+    named.pop("question", None)  # null
     named["messages"] = messages
     if last and "answer" not in named:
         named["answer"] = last

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from paceline.errors import ConfigError, UnavailableError
 from paceline.files import locked, sync
 from paceline.models.weights import is_wanted
-from paceline.object_stores import package_of
+from paceline.object_stores import filesystem_of, has_credentials, package_of, shown, translated
 
 _BLOCK_BYTES = 8 << 20
 # What stores call the version of an object's content; without one, the time of its last change.
@@ -57,7 +57,7 @@ class ModelStores:
         files = {info["name"].rsplit("/", 1)[-1]: info for info in listed if info["type"] == "file"}
         files = {name: info for name, info in files.items() if name}
         if not files:
-            raise ConfigError(f"model.path: {_shown(url)} is no folder, or is empty")
+            raise ConfigError(f"model.path: {shown(url)} is no folder, or is empty")
         sizes = {name: int(info["size"] or 0) for name, info in files.items()}
         return StoredModel(url, sizes, {name: _version(info) for name, info in files.items()})
 
@@ -85,7 +85,7 @@ class ModelStores:
             model = self.find(url)
             if model.digest != digest:
                 raise ConfigError(
-                    f"model.path: {_shown(url)} has changed since the job was submitted; its "
+                    f"model.path: {shown(url)} has changed since the job was submitted; its "
                     "files are others"
                 )
             draft = self._cache / f".{digest}.draft"
@@ -95,7 +95,7 @@ class ModelStores:
                 self._fill(model, draft)
                 if self.find(url).digest != digest:
                     raise ConfigError(
-                        f"model.path: {_shown(url)} has changed while it was downloaded"
+                        f"model.path: {shown(url)} has changed while it was downloaded"
                     )
                 draft.rename(place)
                 sync(place.parent)
@@ -111,14 +111,14 @@ class ModelStores:
                 num_bytes = _copy(source, draft / name)
             if num_bytes != model.sizes[name]:
                 raise UnavailableError(
-                    f"model.path: {_shown(model.url)}/{name} arrived with {num_bytes} of "
+                    f"model.path: {shown(model.url)}/{name} arrived with {num_bytes} of "
                     f"{model.sizes[name]} bytes"
                 )
         sync(draft)
 
     def _open(self, url: str) -> tuple[Any, str]:
-        scheme, _, rest = url.partition("://")
-        if "@" in rest.partition("/")[0]:
+        scheme = url.partition("://")[0]
+        if has_credentials(url):
             raise ConfigError(
                 "model.path: a URL with credentials would be shown to all who may read the job; "
                 "they belong into the environment of gateway and trainer"
@@ -126,27 +126,20 @@ class ModelStores:
         if "::" in url or scheme not in self._schemes:
             allowed = ", ".join(f"{each}://" for each in self._schemes) or "none"
             raise ConfigError(
-                f"model.path: {_shown(url)}: this installation takes models from: {allowed} "
+                f"model.path: {shown(url)}: this installation takes models from: {allowed} "
                 "(`models.stores` of its settings)"
             )
-        from fsspec.core import url_to_fs
-
-        try:
-            fs, root = url_to_fs(url)
-        except ImportError:
-            raise ConfigError(
-                f"model.path: {scheme}:// needs {package_of(scheme)}, which is not installed in "
-                "gateway or trainer"
-            ) from None
-        except ValueError as error:
-            raise ConfigError(f"model.path: {_shown(url)}: {error}") from None
-        return fs, str(root).rstrip("/")
-
-
-def _shown(url: str) -> str:
-    """The URL without what may be credentials, and not too long."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"[:200]
+        with _translated(url):
+            try:
+                fs, root = filesystem_of(url)
+            except ImportError:
+                raise ConfigError(
+                    f"model.path: {scheme}:// needs {package_of(scheme)}, which is not installed "
+                    "in gateway or trainer"
+                ) from None
+            except ValueError as error:
+                raise ConfigError(f"model.path: {shown(url)}: {error}") from None
+        return fs, root.rstrip("/")
 
 
 def _copy(source: Any, path: Path) -> int:
@@ -166,28 +159,5 @@ def _version(info: Mapping[str, Any]) -> str:
     return f"created:{info.get('created', '')}"
 
 
-@contextmanager
-def _translated(url: str) -> Generator[None]:
-    shown = _shown(url)
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"model.path: {shown} does not exist") from None
-    except PermissionError:
-        raise ConfigError(
-            f"model.path: {shown} may not be read with the credentials of this installation"
-        ) from None
-    except (OSError, ValueError, *_client_errors()) as error:
-        text = " ".join(str(error).split())[:300]
-        raise UnavailableError(
-            f"model.path: {shown} cannot be read: {type(error).__name__}: {text}"
-        ) from None
-
-
-def _client_errors() -> tuple[type[Exception], ...]:
-    """Errors of boto, which s3fs passes on: no credentials, no connection."""
-    try:
-        from botocore.exceptions import BotoCoreError  # pyright: ignore
-    except ImportError:
-        return ()
-    return (BotoCoreError,)  # pyright: ignore
+def _translated(url: str) -> AbstractContextManager[None]:
+    return translated(f"model.path: {shown(url)}", ConfigError)

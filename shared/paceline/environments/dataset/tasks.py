@@ -52,7 +52,7 @@ class DatasetTasks:
         self.names = [e.name or e.environment or e.path or "data" for e in wanted.sources]
         """What each source is called."""
         self._parts = [
-            self._part(each, wanted.field_of(at), wanted, data, seed)
+            self._part(each, wanted.field_of(at, options=data.options_field), wanted, data, seed)
             for at, each in enumerate(wanted.sources)
         ]
         total = math.fsum(each.weight for each in self._parts)

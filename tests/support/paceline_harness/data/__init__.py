@@ -12,6 +12,6 @@ from paceline.data.index_child import attempt
 class InProcess(JobData):
     """Builds indexes in the process of the test, as the child does, without its limits."""
 
-    def _ask(self, request: Mapping[str, Any], name: str) -> str:
+    def _ask(self, request: Mapping[str, Any], name: str) -> list[str]:
         del name
         return attempt(dict(request))

@@ -102,6 +102,14 @@ def test_a_mixture_has_its_shares_and_a_resume_goes_on_where_it_was(
         assert len(before) == drawn
 
 
+def test_messages_name_the_field_that_asks_for_rows(tmp_path: Path) -> None:
+    data = InProcess(
+        uploaded=str(tmp_path), cache=str(tmp_path / ".cache"), options_field="evals.hard.options"
+    )
+    with pytest.raises(InvalidError, match=r"^evals\.hard\.options\.sources\.0: none\.jsonl: no"):
+        DatasetTasks(0, data=data, sources=[{"path": "none.jsonl"}])
+
+
 def test_without_weights_every_row_is_there_once_and_as_listed_if_asked(tmp_path: Path) -> None:
     write(tmp_path, "a", [1, 2, 3])
     write(tmp_path, "b", [4])

@@ -174,3 +174,33 @@ def test_damaged_weights_are_found_before_they_are_used(hub: FakeHub, machine: M
     [answer] = machine.run(call)
     assert answer["error"].startswith("IntegrityError: model.path: ")
     assert "is damaged: SHA-256" in answer["error"]
+
+
+def test_data_are_shown_with_the_tokenizer_of_the_hub(
+    hub: FakeHub, machine: Machine, tiny_model: Path, tmp_path: Path
+) -> None:
+    commit = hub.repo("org/tiny").push(
+        {each.name: each.read_bytes() for each in tiny_model.iterdir() if each.is_file()}
+    )
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n')
+    job: dict[str, Any] = {
+        "name": "hub",
+        "model": {"path": "org/tiny", "revision": commit},
+        "data": {"path": str(tmp_path / "rows.jsonl")},
+        "tasks": {"environment": "dataset", "options": {"split": "all"}},
+        "eval": None,
+        "reward": [{"kind": "exact"}],
+        "sampling": {"max_tokens": 4, "max_context": 16},
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.cli", "data", "inspect", str(tmp_path / "job.yaml")],
+        env=os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1+1=" in done.stdout
+    assert hub.downloads("model.safetensors") == 0
