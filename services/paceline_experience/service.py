@@ -333,6 +333,7 @@ class ExperienceService(Service):
 
     async def close(self) -> None:
         """Close ledgers and store."""
+        await self._job_service.submissions.close()
         await self._training.close()
         await self._ledgers.close()
         await self._dry_run.close()

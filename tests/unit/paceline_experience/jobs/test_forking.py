@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.config import JobSpec
+from paceline.digest import digest_of
 from paceline.enums import JobState
 from paceline.errors import ConfigError, NotFoundError
 from paceline.v1.experience_pb2 import TrainSample
@@ -16,8 +18,6 @@ from paceline_experience.store.store import Store
 
 if TYPE_CHECKING:
     from conftest import Site, Sites
-
-DIGEST = "a" * 64
 
 
 @pytest.fixture
@@ -38,14 +38,23 @@ async def site(store: Store, tmp_path: Path, sites: Sites) -> Site:
     return found
 
 
+def index_of(step: int) -> str:
+    return json.dumps({"step": step, "files": {"weights": {"num_bytes": step, "blake3": "b"}}})
+
+
+DIGEST = digest_of(index_of(4).encode())
+
+
 async def saved(site: Site, step: int, *, kept: Sequence[int] = (2, 4)) -> None:
     folder = site.run_dir / "jobs" / site.job_id / "checkpoints" / f"step-{step:06d}.1"
     folder.mkdir(parents=True)
-    (folder / "paceline.json").write_text(f"{step}")
+    (folder / "paceline.json").write_text(index_of(step))
     (folder / "weights").write_text("x" * step)
     told: dict[str, Any] = {"incarnation": site.incarnation, "step": step, "path": "p"}
     there = [each for each in kept if each <= step]
-    await site.training.commit_checkpoint(site.job_id, **told, kept=there, digest=DIGEST)
+    await site.training.commit_checkpoint(
+        site.job_id, **told, kept=there, digest=digest_of(index_of(step).encode())
+    )
     await site.training.close()
 
 
@@ -214,7 +223,7 @@ async def test_what_does_not_fit_is_refused(
     assert sorted(await site.store.command("KEYS", "*")) == sorted(before)
 
 
-async def test_a_fork_that_a_crash_has_interrupted_leaves_nothing(site: Site) -> None:
+async def test_a_fork_that_has_failed_leaves_nothing(site: Site) -> None:
     spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
     raw = spec.model_dump(mode="json", by_alias=True)
     fork = {"job": site.job_id, "step": 4, "digest": DIGEST}
@@ -228,10 +237,9 @@ async def test_a_fork_that_a_crash_has_interrupted_leaves_nothing(site: Site) ->
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        await site.jobs.create(child, artifacts={}, request_id="r", prepare=dies)
+        await site.jobs.registration.prepare(child, request_id="r", max_live=2, make=dies)
     assert set(await site.store.command("KEYS", "*")) > before
-    await site.die()
-    await site.deletion.abandon(await site.jobs.repair())
+    await site.deletion.sweep()
     found = await site.store.command("KEYS", "*")
     assert not any(names[0].encode() in key for key in found)
     assert not (site.run_dir / "jobs" / names[0]).exists()
