@@ -12,7 +12,7 @@ import yaml
 from paceline.errors import UnavailableError
 from paceline.local.ports import PortSlots
 from paceline.telemetry.monitoring import targets_of
-from paceline_experience.jobs.checkpoint_copies import (
+from paceline_experience.jobs.forks.checkpoint_copies import (
     CheckpointCopy,
     copy_folder,
     copy_stored,

@@ -27,7 +27,8 @@ from paceline_experience.fleet.routes import RoutePlanner
 from paceline_experience.jobs.data import DataOfJobs
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.jobs.export import Exporter
-from paceline_experience.jobs.forking import Forking
+from paceline_experience.jobs.forks.forking import Forking
+from paceline_experience.jobs.forks.submissions import Submissions
 from paceline_experience.jobs.history import History, JobMetricRow, summarise
 from paceline_experience.jobs.hooks import start
 from paceline_experience.jobs.jobs import JobStore
@@ -35,7 +36,6 @@ from paceline_experience.jobs.ledgers import Ledgers, OverError
 from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.jobs.own_tasks import OwnTasks, sources_of
 from paceline_experience.jobs.pausing import Pausing
-from paceline_experience.jobs.submissions import Submissions
 from paceline_experience.jobs.uploads import Uploads
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.replay.imports import MAX_IMPORT_CHARS, ImportReport, vocabulary_of

@@ -114,7 +114,7 @@ class _Outage:
             raise error
 
 
-class _Pending(_Outage):
+class _PendingOutage(_Outage):
     """Lets a request be repeated that goes on, through outages too once that is known."""
 
     def __init__(self, max_s: float) -> None:
@@ -179,7 +179,7 @@ class Client(Operations, AbstractContextManager["Client"]):
         spec, archives = calls.with_uploads(spec, data=data)
         for archive in archives:
             self.upload(archive)
-        request, pending = calls.submit(spec, request_id=request_id), _Pending(self._outage_s)
+        request, pending = calls.submit(spec, request_id=request_id), _PendingOutage(self._outage_s)
         while True:
             try:
                 return self.send(request)
@@ -292,7 +292,7 @@ class AsyncClient(AsyncOperations, AbstractAsyncContextManager["AsyncClient"]):
         spec, archives = await asyncio.to_thread(calls.with_uploads, spec, data=data)
         for archive in archives:
             await self.upload(archive)
-        request, pending = calls.submit(spec, request_id=request_id), _Pending(self._outage_s)
+        request, pending = calls.submit(spec, request_id=request_id), _PendingOutage(self._outage_s)
         while True:
             try:
                 return await self.send(request)

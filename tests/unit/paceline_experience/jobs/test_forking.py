@@ -29,10 +29,10 @@ from paceline.errors import (
     UnavailableError,
 )
 from paceline.v1.experience_pb2 import TrainSample
-from paceline_experience.jobs.forking import Forking
+from paceline_experience.jobs.forks.forking import Forking
+from paceline_experience.jobs.forks.submissions import Submissions
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.registry import LIVE, TENANTS
-from paceline_experience.jobs.submissions import Submissions
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
 
@@ -271,24 +271,24 @@ class GatedStorage(LocalFileSystem):
     protocol = ("gated",)
     gate: ClassVar[threading.Event] = threading.Event()
     copying: ClassVar[threading.Event] = threading.Event()
-    listings: ClassVar[dict[str, list[str]]] = {}
+    listings: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
         return super()._strip_protocol(path.removeprefix("gated://"))
 
-    def glob(self, path: str, **options: Any) -> list[str]:
+    def glob(self, path: str, maxdepth: int | None = None, **kwargs: Any) -> Any:
         if path not in self.listings:
-            self.listings[path] = super().glob(path, **options)
+            self.listings[path] = super().glob(path, maxdepth, **kwargs)
         return self.listings[path]
 
     def invalidate_cache(self, path: str | None = None) -> None:
         self.listings.clear()
 
-    def copy(self, path1: str, path2: str, **options: Any) -> None:
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         self.copying.set()
         assert self.gate.wait(30)
-        super().copy(path1, path2, **options)
+        super().cp_file(path1, path2, **kwargs)
 
 
 @pytest.fixture
@@ -550,7 +550,7 @@ async def test_an_evaluation_that_is_open_in_the_parent_begins_again_if_the_fork
     run = (await (await site.ledger()).live()).eval
     assert run is not None
     assert run.name == "dev"
-    changes = {} if same else {"evals": {"test": {"every": 100, "tasks": 2}}}
+    changes: dict[str, Any] = {} if same else {"evals": {"test": {"every": 100, "tasks": 2}}}
     site.job_id = await forked(site, **changes)
     await site.sweep()
     report = await (await site.ledger()).verify()

@@ -29,10 +29,10 @@ from paceline.errors import (
 from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.telemetry.logs import Log
 from paceline.types import Job
-from paceline_experience.jobs.checkpoint_copies import CheckpointCopy
+from paceline_experience.jobs.forks.checkpoint_copies import CheckpointCopy
+from paceline_experience.jobs.forks.payload_copies import PayloadCopier, Renaming
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
-from paceline_experience.jobs.payload_copies import PayloadCopier, Renaming
 from paceline_experience.ledger.checkpoints import best_step
 from paceline_experience.ledger.lifecycle.pauses import HELD
 from paceline_experience.ledger.records import Exported, LedgerMeta, WatchRecord, field_texts
