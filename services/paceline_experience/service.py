@@ -42,7 +42,7 @@ from paceline_experience.dispatch.slots import SlotAccounting
 from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.fleet.routes import DEBOUNCE_S, RoutePlanner
 from paceline_experience.jobs.data import DataOfJobs
-from paceline_experience.jobs.deletion import SETTLE_S, Deletion
+from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.jobs.forks.forking import Forking
 from paceline_experience.jobs.history import History
@@ -56,6 +56,7 @@ from paceline_experience.jobs.own_tasks import OwnTasks
 from paceline_experience.jobs.service import JobService
 from paceline_experience.jobs.training import Training
 from paceline_experience.ledger.ledger import JobLedger
+from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.liveness import StoreLiveness
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.store.store import Store
@@ -69,8 +70,7 @@ from paceline_experience.usage.tenants import Tenants
 from paceline_experience.webhooks.outbox import Webhooks
 
 _MEMBERS_INTERVAL_S = 1.0
-_RECORDS_SWEEPS = 2  # what a crash has left undone is looked for with every second sweep
-_WEBHOOKS_INTERVAL_S = 1.0
+_RECORDS_INTERVAL_S = 1.0
 _SLOW_SWEEP_S = 0.2  # after which the next job is not kept waiting
 log = Log("experience")
 
@@ -78,17 +78,7 @@ log = Log("experience")
 class ExperienceService(Service):
     """Owns the connection to the store and one ledger for each live job."""
 
-    def __init__(
-        self,
-        chassis: Chassis,
-        *,
-        store: Store,
-        options: ExperienceOptions,
-        dry_run: DryRun | None = None,
-        settle_s: float = SETTLE_S,
-    ) -> None:
-        """`dry_run` tries plug-ins, `settle_s` is that of `Deletion`."""
-        self._settle_s = settle_s
+    def __init__(self, chassis: Chassis, *, store: Store, options: ExperienceOptions) -> None:
         self._settings = chassis.settings
         self._metrics = chassis.metrics
         self._address = chassis.address
@@ -105,9 +95,7 @@ class ExperienceService(Service):
         self._history = History(store, self._settings.run_dir)
         self._quotas = Quotas(self._settings.limits)
         self._roster = Roster(lease_s=options.member_lease_s)
-        self._dry_run = dry_run or DryRun(
-            timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes
-        )
+        self._dry_run = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
         self._code = CodeFolders(
             self._artifacts.copy, packages=Packages(self._settings.packages, metrics=self._metrics)
         )
@@ -125,7 +113,7 @@ class ExperienceService(Service):
             quotas=self._quotas,
             watermarks=self._watermarks,
             tracer=chassis.tracer,
-            meter=lambda job_id: self._collector.meter(job_id),
+            meter=self._meter,
             dry_run=self._dry_run,
             own_tasks=self._own_tasks,
             own_functions=self._own_functions,
@@ -196,7 +184,6 @@ class ExperienceService(Service):
             job_service=self._job_service,
             roster=self._roster,
             files=self._files,
-            settle_s=self._settle_s,
         )
 
     def _make_own_tasks(self) -> OwnTasks:
@@ -293,7 +280,7 @@ class ExperienceService(Service):
                 await self._deletion.sweep()
             except PacelineError as error:
                 log.warning("cannot follow the records of jobs", error=error)
-            await asyncio.sleep(_RECORDS_SWEEPS * self._options.sweep_s)
+            await asyncio.sleep(max(self._options.sweep_s, _RECORDS_INTERVAL_S))
 
     async def _notify(self) -> None:
         """In a task of its own: receivers may be slow."""
@@ -302,7 +289,7 @@ class ExperienceService(Service):
                 await self._webhooks.sweep()
             except PacelineError as error:
                 log.warning("cannot look for webhooks", error=error)
-            await asyncio.sleep(_WEBHOOKS_INTERVAL_S)
+            await asyncio.sleep(_RECORDS_INTERVAL_S)
 
     async def _sweep(self, tasks: asyncio.TaskGroup) -> None:
         """Sweep one job after the other; a slow one continues in the background."""
@@ -358,6 +345,9 @@ class ExperienceService(Service):
             load={"cpu_s": time.process_time()},
             pid=os.getpid(),
         )
+
+    def _meter(self, job_id: str) -> JobMeter:
+        return self._collector.meter(job_id)
 
     def _hooks(self, job: Job) -> JobHooks:
         return JobHooks(

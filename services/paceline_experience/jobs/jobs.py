@@ -14,7 +14,6 @@ from paceline.config.limits import LimitSettings
 from paceline.enums import JOB_TRANSITIONS, JobState, TrackerState
 from paceline.errors import (
     ConflictError,
-    DeletedError,
     InvalidError,
     NotFoundError,
     StateError,
@@ -83,7 +82,6 @@ class JobStore:
 
         Raises:
             ConflictError: the request has created a job from another spec.
-            DeletedError: it has created a job that was deleted.
             QuotaError: the tenant has as many jobs as it may.
             UnavailableError: what an earlier attempt has left is still being deleted.
         """
@@ -131,18 +129,12 @@ class JobStore:
         return job
 
     async def find(self, tenant: str, request_id: str) -> Job | None:
-        """The job that a request has created before.
-
-        Raises:
-            DeletedError: it has been deleted.
-        """
+        """The job that a request has created before; raises `DeletedError` if it was deleted."""
         if not request_id:
             return None
-        found = await self._store.command("HGET", REQUESTS, f"{tenant}/{request_id}")
-        if found == b"":
-            raise DeletedError(f"the job of request_id {request_id!r} was deleted; use another one")
+        found = await self.registry.job_of(tenant, request_id)
         try:
-            return await self.get(found.decode()) if found else None
+            return await self.get(found) if found else None
         except NotFoundError:
             return None  # a crash came before the record was written
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from paceline.errors import UnavailableError
+from paceline.errors import DeletedError, UnavailableError
 from paceline_experience.store.store import Store, job_key
 
 TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE, TTLS, WEBHOOKS = (
@@ -85,6 +85,17 @@ class Registry:
         job_ids = [name.decode() for name in found]
         names = await self._fields(job_ids, "name")
         return [job_id for job_id, (name,) in zip(job_ids, names, strict=True) if name is None]
+
+    async def job_of(self, tenant: str, request_id: str) -> str:
+        """The id of the job that a request has submitted; empty: none.
+
+        Raises:
+            DeletedError: it was deleted.
+        """
+        found: bytes | None = await self._store.command("HGET", REQUESTS, f"{tenant}/{request_id}")
+        if found == b"":
+            raise DeletedError(f"the job of request_id {request_id!r} was deleted; use another one")
+        return (found or b"").decode()
 
     async def bury(self, job_id: str) -> None:
         """From now on the request that has submitted the job is answered with `DeletedError`."""

@@ -50,7 +50,6 @@ def add_lifecycle(
     which.add_argument("--step", dest="which", type=int, metavar="N", help="that of this step")
     for name, text in (("best", "the best one by eval"), ("latest", "the newest one (default)")):
         which.add_argument(f"--{name}", dest="which", action="store_const", const=name, help=text)
-    fork.set_defaults(which="latest")
     fork.add_argument(
         "--set",
         dest="overrides",

@@ -40,6 +40,7 @@ def resume(arguments: Namespace) -> int:
 
 def fork(arguments: Namespace) -> int:
     """`paceline fork ID`."""
+    step = "latest" if arguments.which is None else arguments.which
     changes: Any = {}
     if arguments.file is not None:
         changes = read_yaml(arguments.file.read_text(), what=str(arguments.file))
@@ -47,7 +48,7 @@ def fork(arguments: Namespace) -> int:
         spec = merged(client.get(arguments.job).spec, changes)
         for field, value in map(override, arguments.overrides):
             spec = merged(spec, nested(field, value))
-        job = client.submit(spec | {"fork": {"job": arguments.job, "step": arguments.which}})
+        job = client.submit(spec | {"fork": {"job": arguments.job, "step": step}})
         print(job.status.job_id, flush=True)
         if not arguments.watch:
             return Exit.OK

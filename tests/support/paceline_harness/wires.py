@@ -80,8 +80,6 @@ class Wire:
                         self._told()
                     return
                 store_writer.write(data)
-        except (asyncio.CancelledError, ConnectionResetError):
-            return  # by the exit of this wire, or the client; asyncio would log it as an error
         finally:
             replies.cancel()
             writer.close()

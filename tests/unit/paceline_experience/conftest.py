@@ -58,6 +58,7 @@ from paceline_experience.store.payloads import RedisPayloads
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
 from paceline_experience.tenancy.quotas import JobLimits, Quotas
+from paceline_harness.wires import Wire
 
 
 class FakeClock:
@@ -488,6 +489,24 @@ async def store(redis_socket: str) -> AsyncIterator[Store]:
     await found.redis.flushall()
     yield found
     await found.close()
+
+
+@pytest.fixture
+async def wire(redis_socket: str, tmp_path: Path) -> AsyncIterator[Wire]:
+    """A proxy to the store that can cut connections."""
+    async with Wire(upstream=Path(redis_socket), path=tmp_path / "w") as made:
+        yield made
+
+
+@pytest.fixture
+async def site(wire: Wire, sites: Sites, store: Store, tmp_path: Path) -> AsyncIterator[Site]:
+    """Its store is reached by the wire."""
+    del store  # emptied
+    cuttable = Store(Redis(unix_socket_path=str(tmp_path / "w")))
+    made = sites(cuttable, tmp_path / "run")
+    yield made
+    await made.ledgers.close()
+    await cuttable.close()
 
 
 @pytest.fixture

@@ -67,6 +67,9 @@ class Server:
     async def create(self, kind: Kind, body: Object) -> Object:
         return body
 
+    async def delete(self, kind: Kind, name: str, *, uid: str = "") -> None:
+        raise AssertionError(name)
+
     async def patch(
         self, kind: Kind, name: str, changes: Object, *, subresource: str = ""
     ) -> Object:

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from redis.asyncio import Redis
 
+from paceline.config import JobSpec
 from paceline.enums import JobState, WorkerKind
-from paceline.errors import NotFoundError, PacelineError, StateError
+from paceline.errors import DeletedError, NotFoundError, PacelineError, StateError
 from paceline.files import write_json
 from paceline.types import Worker
+from paceline_experience.jobs.registry import DELETED_REQUESTS
 from paceline_experience.store.store import Store
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
-    from conftest import Site, Sites
+    from conftest import Site
 
 PLACES = ("jobs/{}/checkpoints/7", "objects/jobs/{}/checkpoints/7", "workers/w/{}")
-
-
-@pytest.fixture
-async def wire(redis_socket: str, tmp_path: Path) -> AsyncIterator[Wire]:
-    async with Wire(upstream=Path(redis_socket), path=tmp_path / "w") as made:
-        yield made
-
-
-@pytest.fixture
-async def site(wire: Wire, sites: Sites, store: Store, tmp_path: Path) -> AsyncIterator[Site]:
-    """Its store is reached by the wire."""
-    del store  # emptied
-    cuttable = Store(Redis(unix_socket_path=str(tmp_path / "w")))
-    made = sites(cuttable, tmp_path / "run")
-    yield made
-    await made.ledgers.close()
-    await cuttable.close()
 
 
 def left_behind(run_dir: Path) -> list[str]:
@@ -256,3 +239,20 @@ async def test_a_job_lives_as_long_as_it_was_given(site: Site) -> None:
         await site.jobs.get(with_ttl)
     await site.jobs.get(site.job_id)
     assert not any(with_ttl in each for each in await keys_of(site.store))
+
+
+async def test_a_request_that_is_repeated_does_not_submit_a_deleted_job_again(site: Site) -> None:
+    await site.submit()
+    spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
+    job = await site.job_service.submit(spec, request_id="r", files={})
+    site.job_id = job.status.job_id
+    await cancelled(site)
+    await site.deletion.delete(site.job_id, force=False)
+    await swept(site)
+    with pytest.raises(DeletedError, match="the job of request_id 'r' was deleted"):
+        await site.job_service.submit(spec, request_id="r", files={})
+    week_s = 7 * 86400 + 1
+    await site.store.command("ZINCRBY", DELETED_REQUESTS, -week_s, "default/r")
+    await swept(site)
+    again = await site.job_service.submit(spec, request_id="r", files={})
+    assert again.status.job_id != site.job_id

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis.asyncio import Redis
 
 from paceline.enums import JobState
 from paceline.errors import StateError, StoreError, UnavailableError
 from paceline_experience.store.keys import JobKeys
-from paceline_experience.store.store import Store
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
-    from conftest import Site, Sites
+    from conftest import Site
 
 EVAL: dict[str, Any] = {"every": 100, "tasks": 3, "timeout_s": 50, "options": {"split": "heldout"}}
-
-
-@pytest.fixture
-async def wire(redis_socket: str, tmp_path: Path) -> AsyncIterator[Wire]:
-    async with Wire(upstream=Path(redis_socket), path=tmp_path / "w") as made:
-        yield made
-
-
-@pytest.fixture
-async def site(wire: Wire, sites: Sites, store: Store, tmp_path: Path) -> AsyncIterator[Site]:
-    """Its store is reached by the wire."""
-    del store  # emptied
-    cuttable = Store(Redis(unix_socket_path=str(tmp_path / "w")))
-    made = sites(cuttable, tmp_path / "run")
-    yield made
-    await made.ledgers.close()
-    await cuttable.close()
 
 
 def keys(site: Site) -> JobKeys:
