@@ -22,7 +22,7 @@ from paceline.text import clipped
 from paceline.types import Job, JobStatus, TrackerStatus
 from paceline_experience.jobs.record import TRACKING, decoded, job_of, size_of
 from paceline_experience.jobs.registration import Registration, Value, quota_error
-from paceline_experience.jobs.registry import INDEX, LIVE, REQUESTS, TENANTS, Registry
+from paceline_experience.jobs.registry import INDEX, LIVE, TENANTS, Registry
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store, job_key
 

@@ -552,7 +552,7 @@ async def test_an_evaluation_that_is_open_in_the_parent_begins_again_if_the_fork
     assert run.name == "dev"
     changes: dict[str, Any] = {} if same else {"evals": {"test": {"every": 100, "tasks": 2}}}
     site.job_id = await forked(site, **changes)
-    await site.sweep()
+    await (await site.ledger()).sweep()
     report = await (await site.ledger()).verify()
     assert report.ok, report.problems
     assert len(await batches(site, 2, 3)) == 1
