@@ -366,11 +366,21 @@ async def test_equal_requests_at_once_make_one_fork(site: Site) -> None:
 
 
 async def test_the_parent_goes_on_while_its_checkpoint_is_copied(gated: Site) -> None:
+    """And drops trajectories that its ledger had when the copy began."""
+    await gated.submit(experience={"keep_trajectories": 1})
+    await gated.begin(0)
+    for step in range(1, 6):
+        await gated.train()
+        if step in (2, 4):
+            await saved(gated, step)
+    payloads = JobKeys("default", gated.job_id).payloads
+    before = set[bytes](await gated.store.command("HKEYS", payloads))
     await copying(gated)
     for step in range(6, 8):
         await gated.train()
         await saved(gated, step, kept=[4, step])
     await gated.sweep()
+    assert before - set(await gated.store.command("HKEYS", payloads))
     GatedStorage.gate.set()
     await checked(gated, await pended(gated))
 
