@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from paceline.config import JobSpec
@@ -34,7 +35,9 @@ class Submissions:
     def check(self, spec: JobSpec, request_id: str) -> None:
         """Raise `ConflictError` if the request is submitting another spec."""
         found = self._found.get((spec.tenant, request_id))
-        if found is not None and found.spec != spec.model_dump_json():
+        if found is None or found.task.done():
+            return
+        if found.spec != spec.model_dump_json():
             raise ConflictError(
                 f"request_id {request_id!r} is submitting another spec; use a new request_id"
             )
@@ -50,12 +53,12 @@ class Submissions:
             PacelineError: as `make` raises.
         """
         self.check(spec, request_id)
-        key = (spec.tenant, request_id)
+        key, text = (spec.tenant, request_id), spec.model_dump_json()
         found = self._found.get(key)
-        if found is None:
+        if found is None or found.spec != text:  # or another one that has failed
             task = asyncio.create_task(make(), name="submission")
-            found = self._found[key] = _Submission(spec.model_dump_json(), task)
-            task.add_done_callback(lambda _: self._ended(key))
+            found = self._found[key] = _Submission(text, task)
+            task.add_done_callback(partial(self._ended, key, found))
         done, _ = await asyncio.wait({found.task}, timeout=self._wait_s)
         if not done:
             raise PendingError(
@@ -67,10 +70,9 @@ class Submissions:
             raise UnavailableError("the service stops; repeat the request")
         return found.task.result()
 
-    def _ended(self, key: tuple[str, str]) -> None:
+    def _ended(self, key: tuple[str, str], found: _Submission, task: asyncio.Task[Job]) -> None:
         """Of a job that was submitted the record tells; a failure is kept for who asks again."""
-        found = self._found[key]
-        if not found.task.cancelled() and (error := found.task.exception()) is not None:
+        if not task.cancelled() and (error := task.exception()) is not None:
             told = error.message if isinstance(error, PacelineError) else repr(error)
             log.warning("cannot submit", tenant=key[0], request=key[1], error=told)
             asyncio.get_running_loop().call_later(self._keep_s, self._forget, key, found)
