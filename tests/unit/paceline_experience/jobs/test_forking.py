@@ -15,6 +15,7 @@ import pytest
 from fsspec import register_implementation
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from redis.asyncio import Redis
 
 from paceline.config import JobSpec
 from paceline.digest import digest_of
@@ -35,6 +36,7 @@ from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.registry import LIVE, TENANTS
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
+from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
     from conftest import Site, Sites
@@ -501,6 +503,44 @@ async def test_a_stop_of_the_service_ends_the_copy_and_the_request_comes_again(
     assert await listed(gated) == {gated.job_id, child}
     assert child != lost
     await checked(gated, child)
+
+
+async def test_wherever_the_store_is_lost_the_request_comes_to_one_whole_fork(
+    store: Store, wire: Wire, tmp_path: Path, sites: Sites
+) -> None:
+    cuttable = Store(Redis(unix_socket_path=str(tmp_path / "w")))
+    site = sites(cuttable, tmp_path / "run")
+    site.storage = ""
+    await site.die()
+    await site.submit()
+    await site.begin(0)
+    for step in range(1, 6):
+        await site.train()
+        if step in (2, 4):
+            await saved(site, step)
+    failures = 0
+    for skip in range(0, 60, 4):
+        wire.cut(b"\r\n", skip=skip, done=bool(skip % 8))
+        with suppress(PacelineError):
+            await forked(site, request_id=f"r{skip}")
+            failures -= 1
+        failures += 1
+        wire.mend()
+        for _ in range(3):  # also for an id that could not even be marked
+            await site.deletion.sweep()
+            site.clock.advance(40)
+        child = await forked(site, request_id=f"r{skip}")
+        assert await listed(site) == {site.job_id, child}
+        await site.ledgers.open_all()
+        await site.sweep()
+        await checked(site, child)
+        await site.deletion.delete(child, force=True)
+        await site.job_service.set_state(child, JobState.CANCELLED, reason="")
+        await swept(site)
+        assert not any(child.encode() in key for key in await store.command("KEYS", "*"))
+    assert failures > 5
+    await site.ledgers.close()
+    await cuttable.close()
 
 
 async def test_a_start_that_a_crash_interrupts_forgets_no_id(site: Site) -> None:
