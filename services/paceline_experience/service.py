@@ -44,7 +44,7 @@ from paceline_experience.fleet.routes import DEBOUNCE_S, RoutePlanner
 from paceline_experience.jobs.data import DataOfJobs
 from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.dry_run import DryRun
-from paceline_experience.jobs.forking import Forking
+from paceline_experience.jobs.forks.forking import Forking
 from paceline_experience.jobs.history import History
 from paceline_experience.jobs.hooks import JobHooks
 from paceline_experience.jobs.job_files import JobFiles
@@ -320,6 +320,7 @@ class ExperienceService(Service):
 
     async def close(self) -> None:
         """Close ledgers and store."""
+        await self._job_service.submissions.close()
         await self._training.close()
         await self._ledgers.close()
         await self._dry_run.close()

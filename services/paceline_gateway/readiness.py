@@ -12,7 +12,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from paceline.errors import PacelineError, UnavailableError
+from paceline.errors import PacelineError, PendingError, UnavailableError
 from paceline.telemetry.logs import Log
 from paceline.transport.rpc import call
 
@@ -27,6 +27,8 @@ def hide_upstream_details() -> Generator[None]:
     """Keep addresses and errors of the upstream out of answers to users; they are logged."""
     try:
         yield
+    except PendingError:
+        raise  # an answer to the user
     except UnavailableError as error:
         log.warning("experience does not answer", why=error.message)
         raise type(error)(UNAVAILABLE) from None

@@ -15,6 +15,7 @@ PacelineError                INTERNAL             500
 ├── BusyError                RESOURCE_EXHAUSTED   429   full: back off and retry
 │   └── QuotaError           RESOURCE_EXHAUSTED   429   a tenant has reached its quota
 ├── UnavailableError         UNAVAILABLE          503   a peer cannot be reached: retry
+│   ├── PendingError         UNAVAILABLE          503   goes on: repeat the same request later
 │   └── StoreError           UNAVAILABLE          503   the experience store cannot be reached
 ├── DeadlineError            DEADLINE_EXCEEDED    504
 ├── IntegrityError           DATA_LOSS            500   bytes differ from their digest
@@ -123,6 +124,10 @@ class UnavailableError(PacelineError):
 
     grpc = grpc.StatusCode.UNAVAILABLE
     http = 503
+
+
+class PendingError(UnavailableError):
+    """What was asked for takes longer than a request may, and goes on; repeat the same request."""
 
 
 class StoreError(UnavailableError):

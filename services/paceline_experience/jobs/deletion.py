@@ -21,6 +21,7 @@ from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers
+from paceline_experience.jobs.registry import MARKS
 from paceline_experience.jobs.service import JobService
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.store.keys import all_keys
@@ -28,7 +29,7 @@ from paceline_experience.store.store import Store
 
 SETTLE_S = 3.0  # workers that are not in the roster yet have so long to join
 _TRACKERS_S = 60.0  # how long trackers may take to write the end of a job
-_MARKS = "{registry}:deleting"  # hash: job -> what has to be known once its record is gone
+_UNFINISHED_S = 60.0  # how long a job without a record waits for its request to come again
 log = Log("deletion")
 
 
@@ -69,6 +70,7 @@ class Deletion:
         self._idle_since: dict[str, float] = {}  # since when no worker of it has been seen
         self._over_since: dict[str, float] = {}
         self._cleaned: dict[str, float] = {}  # when its files were first removed
+        self._unfinished_since: dict[str, float] = {}
         self._lock = asyncio.Lock()
 
     async def delete(self, job_id: str, *, force: bool) -> bool:
@@ -91,13 +93,22 @@ class Deletion:
         return await self._advance(job_id)
 
     async def abandon(self, job_ids: Iterable[str]) -> None:
-        """Delete what a crash has left of jobs that nobody knows yet."""
+        """Delete what a crash or an error has left of jobs that nobody knows yet."""
         for job_id in job_ids:
             with self._ledgers.isolate("cannot delete yet", job_id):
                 tenant = await self._jobs.tenant_of(job_id)
-                text = json.dumps(asdict(_Mark(tenant, submitted=False)))
-                await self._store.command("HSETNX", _MARKS, job_id, text)
-                await self._advance(job_id)
+                if await self._jobs.registration.abandon(tenant, job_id):
+                    await self._advance(job_id)
+
+    async def _abandon_unfinished(self) -> None:
+        """Those whose request was given up between registration and record."""
+        now = self._clock()
+        found = await self._jobs.registration.unfinished()
+        self._unfinished_since = {
+            job_id: self._unfinished_since.get(job_id, now) for job_id in found
+        }
+        since = self._unfinished_since.items()
+        await self.abandon([job_id for job_id, at in since if now - at >= _UNFINISHED_S])
 
     async def sweep(self) -> None:
         """Go on with all deletions, and begin those of jobs whose time to live has passed."""
@@ -106,7 +117,8 @@ class Deletion:
                 await self._mark(await self._jobs.get(job_id))
                 log.info("its time to live has passed", job=job_id)
         await self._jobs.registry.forget_requests()
-        names: list[bytes] = await self._store.command("HKEYS", _MARKS)
+        await self._abandon_unfinished()
+        names: list[bytes] = await self._store.command("HKEYS", MARKS)
         for job_id in (name.decode() for name in names):
             with self._ledgers.isolate("cannot delete yet", job_id):
                 await self._advance(job_id)
@@ -119,10 +131,10 @@ class Deletion:
             tracked=bool(job.status.tracking),
         )
         text = json.dumps(asdict(mark))
-        await self._store.command("HSETNX", _MARKS, job.status.job_id, text)
+        await self._store.command("HSETNX", MARKS, job.status.job_id, text)
 
     async def _mark_of(self, job_id: str) -> _Mark | None:
-        text: bytes | None = await self._store.command("HGET", _MARKS, job_id)
+        text: bytes | None = await self._store.command("HGET", MARKS, job_id)
         return None if text is None else _Mark(**json.loads(text))
 
     async def _advance(self, job_id: str) -> bool:
@@ -169,7 +181,7 @@ class Deletion:
         if mark.tracked and now - self._cleaned.setdefault(job_id, now) < self._settle_s:
             return False  # a tracker may be about to write a last file
         await self._store.command("UNLINK", *keys)
-        await self._jobs.registry.remove(job_id, ("HDEL", _MARKS, job_id))
+        await self._jobs.registry.remove(job_id, ("HDEL", MARKS, job_id))
         self._jobs.forget(job_id)
         for each in (self._idle_since, self._over_since, self._cleaned):
             each.pop(job_id, None)

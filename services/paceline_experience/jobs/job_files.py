@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,11 @@ import yaml
 from paceline.errors import UnavailableError
 from paceline.local.ports import PortSlots
 from paceline.telemetry.monitoring import targets_of
+from paceline_experience.jobs.forks.checkpoint_copies import (
+    CheckpointCopy,
+    copy_folder,
+    copy_stored,
+)
 
 
 class JobFiles:
@@ -37,43 +41,25 @@ class JobFiles:
         except OSError as error:
             raise UnavailableError(f"files of {job_id} cannot be removed: {error}") from error
 
-    def copy_checkpoint(self, job_id: str, to: str, step: int) -> None:
-        """Copy a checkpoint to another job: whole folders, of which its trainer verifies each file.
+    def copy_checkpoint(
+        self, job_id: str, fork: CheckpointCopy, *, stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Copy a checkpoint of a job to another one; its trainer verifies the content of each file.
+
+        `stopped` is asked before each file.
 
         Raises:
-            UnavailableError: there is none, or it cannot be copied.
+            NotFoundError: there is none with this digest, or not any more.
+            UnavailableError: it cannot be copied.
         """
-        if self._storage:
-            self._copy_stored(job_id, to, step)
+        if not self._storage:
+            copy_folder(self._run_dir / "jobs", job_id, fork, stopped)
             return
-        source = self._run_dir / "jobs" / job_id / "checkpoints"
-        target = self._run_dir / "jobs" / to / "checkpoints"
-        folders = sorted(source.glob(f"step-{step:06d}.*"))
-        if not folders:
-            raise UnavailableError(f"checkpoint {step} of {job_id} is not at {source}")
-        try:
-            for folder in folders:
-                shutil.copytree(
-                    folder, target / folder.name, copy_function=_linked, dirs_exist_ok=True
-                )
-        except OSError as error:
-            raise UnavailableError(f"checkpoint {step} of {job_id}: {error}") from error
-
-    def _copy_stored(self, job_id: str, to: str, step: int) -> None:
         fs, root = self._opened()
         try:
-            folders = fs.glob(f"{root}/{job_id}/checkpoints/step-{step:06d}.*")
-            for folder in folders:
-                name = str(folder).rstrip("/").rpartition("/")[2]
-                for path in fs.find(folder):
-                    place = str(path).partition(f"/{name}/")[2]
-                    target = f"{root}/{to}/checkpoints/{name}/{place}"
-                    fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-                    fs.copy(path, target)
+            copy_stored(fs, root, job_id, fork, stopped)
         except OSError as error:
             raise UnavailableError(f"storage: {self._storage!r}: {error}") from error
-        if not folders:
-            raise UnavailableError(f"checkpoint {step} of {job_id} is not in the storage")
 
     def _paths(self, job_id: str) -> Iterator[Path]:
         yield self._run_dir / "jobs" / job_id
@@ -114,17 +100,6 @@ class JobFiles:
             return url_to_fs(f"{self._storage}/jobs")
         except (ImportError, ValueError, OSError) as error:
             raise UnavailableError(f"storage: {self._storage!r}: {error}") from error
-
-
-def _linked(source: str, target: str) -> str:
-    """A second name for a file that is never written again, or else a copy."""
-    if Path(target).exists():
-        return target
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-    return target
 
 
 def _remove(path: Path) -> None:

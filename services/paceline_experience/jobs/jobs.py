@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,17 +16,16 @@ from paceline.errors import (
     ConflictError,
     InvalidError,
     NotFoundError,
-    QuotaError,
     StateError,
 )
 from paceline.text import clipped
 from paceline.types import Job, JobStatus, TrackerStatus
 from paceline_experience.jobs.record import TRACKING, decoded, job_of, size_of
-from paceline_experience.jobs.registry import INDEX, LIVE, REQUESTS, SEQUENCE, TENANTS, Registry
+from paceline_experience.jobs.registration import Registration, Value, quota_error
+from paceline_experience.jobs.registry import INDEX, LIVE, TENANTS, Registry
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store, job_key
 
-Value = str | int | float
 _CHUNK = 200
 _PAGE_TOKEN = re.compile(r"[0-9]{1,19}")
 _KEY_BYTES = 32
@@ -59,11 +58,11 @@ class JobStore:
         new_epoch: Callable[[], int] = lambda: 1 + secrets.randbelow(_MAX_EPOCH),
     ) -> None:
         self._store = store
-        self._new_suffix = new_suffix
         self._new_secret = new_secret
         self._limits = limits or LimitSettings()
         self._new_epoch = new_epoch
         self.registry = Registry(store)
+        self.registration = Registration(store, registry=self.registry, new_suffix=new_suffix)
         self._tenants: dict[str, str] = {}  # immutable once registered
         self._credential_secrets: dict[str, bytes] = {}  # likewise
 
@@ -74,18 +73,30 @@ class JobStore:
         artifacts: Mapping[str, str],
         request_id: str = "",
         max_live: int | None = None,
-        prepare: Callable[[str], Awaitable[Mapping[str, Value]]] | None = None,
+        prepared: Mapping[str, Value] | None = None,
     ) -> Job:
         """Create a job, or return the one that the same request created before.
 
-        A tenant may have `max_live` jobs that are not over. `prepare` is called before anybody
-        sees the job, and returns further fields of its record.
+        A tenant may have `max_live` jobs that are not over. `prepared`: further fields of its
+        record, as `Registration.prepare` has returned them.
 
         Raises:
             ConflictError: the request has created a job from another spec.
             QuotaError: the tenant has as many jobs as it may.
+            UnavailableError: what an earlier attempt has left is still being deleted.
         """
-        job_id = await self._register(spec, request_id, max_live)
+        job_id = await self.registration.register(spec, request_id, max_live)
+        async with self.registration.writing(job_id):
+            return await self._create(job_id, spec, artifacts, request_id, prepared or {})
+
+    async def _create(
+        self,
+        job_id: str,
+        spec: JobSpec,
+        artifacts: Mapping[str, str],
+        request_id: str,
+        prepared: Mapping[str, Value],
+    ) -> Job:
         if spec.ttl_seconds_after_finished is not None:
             await self.registry.expire(job_id, spec.ttl_seconds_after_finished)
         if spec.notify is not None:
@@ -102,8 +113,7 @@ class JobStore:
         for tracker in spec.tracking:
             waits = TrackerStatus(tracker.label, tracker.kind, TrackerState.WAITING)
             fields[TRACKING + tracker.label] = json.dumps(asdict(waits))
-        if prepare is not None and await self._read([job_id]) == [None]:
-            fields |= await prepare(job_id)
+        fields |= prepared
         flat = [part for item in fields.items() for part in item]
         keys = [self._key(spec.tenant, job_id), self._key(spec.tenant, job_id, "spec")]
         # After a crash between registration and this, the caller's retry completes the job.
@@ -219,7 +229,7 @@ class JobStore:
         if max_live is not None:
             used = sum(owner == tenant for _, owner, _ in await self.states())
             if used >= max_live:
-                raise _quota_error(tenant, used, max_live)
+                raise quota_error(tenant, used, max_live)
 
     async def leased(self, tenant: str, job_id: str) -> int:
         """Leased episodes of a job, according to Redis."""
@@ -235,13 +245,14 @@ class JobStore:
     async def repair(self) -> list[str]:
         """Unlist jobs that are over; call it before jobs can be submitted.
 
-        Returns ids that a crash has left without a record.
+        Returns ids that a crash has left without a record, which stay listed until they are
+        abandoned.
         """
         found: list[bytes] = await self._store.command("ZRANGE", LIVE, 0, -1)
         job_ids = [name.decode() for name in found]
         jobs = await self._read(job_ids)
         for job_id, job in zip(job_ids, jobs, strict=True):
-            if job is None or job.status.state.terminal:
+            if job is not None and job.status.state.terminal:
                 await self._unlist(job_id)
         return [job_id for job_id, job in zip(job_ids, jobs, strict=True) if job is None]
 
@@ -334,18 +345,6 @@ class JobStore:
         key = job_key(job.status.tenant, job.status.job_id, "epoch")
         return int(await self._store.command("GET", key) or 0)
 
-    async def _register(self, spec: JobSpec, request_id: str, max_live: int | None) -> str:
-        keys = [TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE]
-        limit = -1 if max_live is None else max_live
-        while True:
-            wanted = f"{spec.name}-{self._new_suffix()}"
-            arguments = (wanted, spec.tenant, request_id, limit)
-            reply = await self._store.run("job_register", keys, *arguments)
-            if isinstance(reply, int):
-                raise _quota_error(spec.tenant, reply, limit)
-            if reply:
-                return reply.decode()
-
     async def _read(self, job_ids: Sequence[str]) -> list[Job | None]:
         """Records in order, without specs; None where there is none."""
         await self._load_tenants(job_ids)
@@ -428,14 +427,6 @@ class JobStore:
     @staticmethod
     def _key(tenant: str, job_id: str, name: str = "record") -> str:
         return job_key(tenant, job_id, name)
-
-
-def _quota_error(tenant: str, used: int, limit: int) -> QuotaError:
-    return QuotaError(
-        f"quota submitted: tenant {tenant!r} has {used} jobs that are not over, of {limit} "
-        "allowed; wait for one to end, cancel one, or ask an admin of the installation for more "
-        f"(`paceline tenants set {tenant} --submitted N`)"
-    )
 
 
 def unknown_job(job_id: str) -> NotFoundError:

@@ -6,13 +6,15 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from paceline.errors import DeletedError
+from paceline.errors import DeletedError, UnavailableError
 from paceline_experience.store.store import Store, job_key
 
 TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE, TTLS, WEBHOOKS = (
     f"{{registry}}:{name}"
     for name in ("tenants", "requests", "jobs", "live", "sequence", "ttls", "webhooks")
 )
+# Hash: job -> what its deletion has to know once its record is gone.
+MARKS = "{registry}:deleting"
 # Requests whose jobs were deleted, by time: repeated, they do not submit again.
 DELETED_REQUESTS = "{registry}:deleted_requests"
 _DELETED_REQUESTS_S = 7 * 86400
@@ -63,6 +65,26 @@ class Registry:
         """The digest of a job's code; empty: it has none."""
         ((code,),) = await self._fields([job_id], "code")
         return await self._code_of_spec(job_id) if code is None else code
+
+    async def abandon(self, job_id: str, tenant: str) -> None:
+        """What there is of a job without a record is to be deleted; its request may come again."""
+        text = json.dumps({"tenant": tenant, "submitted": False})
+        await self._store.transaction(("HSETNX", MARKS, job_id, text), ("ZREM", LIVE, job_id))
+
+    async def check_kept(self, job_id: str) -> None:
+        """Raise `UnavailableError` if the job was abandoned, and is not deleted yet."""
+        text: bytes | None = await self._store.command("HGET", MARKS, job_id)
+        if text is not None and not json.loads(text).get("submitted", True):
+            raise UnavailableError(
+                f"what an attempt has left of job {job_id} is being deleted; repeat the request"
+            )
+
+    async def without_record(self) -> list[str]:
+        """Live ids that have none."""
+        found: list[bytes] = await self._store.command("ZRANGE", LIVE, 0, -1)
+        job_ids = [name.decode() for name in found]
+        names = await self._fields(job_ids, "name")
+        return [job_id for job_id, (name,) in zip(job_ids, names, strict=True) if name is None]
 
     async def job_of(self, tenant: str, request_id: str) -> str:
         """The id of the job that a request has submitted; empty: none.

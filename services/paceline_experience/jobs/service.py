@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,7 +27,8 @@ from paceline_experience.fleet.routes import RoutePlanner
 from paceline_experience.jobs.data import DataOfJobs
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.jobs.export import Exporter
-from paceline_experience.jobs.forking import Forking
+from paceline_experience.jobs.forks.forking import Forking
+from paceline_experience.jobs.forks.submissions import Submissions
 from paceline_experience.jobs.history import History, JobMetricRow, summarise
 from paceline_experience.jobs.hooks import start
 from paceline_experience.jobs.jobs import JobStore
@@ -96,6 +98,7 @@ class JobService:
         self._history = history
         self._ledgers = ledgers
         self._tracker = tracker
+        self.submissions = Submissions()
         self.pausing = Pausing(jobs=jobs, ledgers=ledgers, history=history)
         self._exporters: dict[str, Exporter] = {}
         self._unwritten: dict[str, float] = {}  # when writing an ending job's files first failed
@@ -112,7 +115,16 @@ class JobService:
             ConflictError: the request has created a job from another spec.
             DeletedError: it has created a job that was deleted.
             QuotaError: its tenant has as many live jobs as it may.
+            PendingError: its checkpoint is being copied, which goes on; repeat the request.
         """
+        if spec.fork is None or self._forking is None:
+            self.submissions.check(spec, request_id)
+            return await self._submit(spec, request_id, files)
+        request_id = request_id or uuid.uuid4().hex
+        make = partial(self._submit, spec, request_id, files)
+        return await self.submissions.submit(spec, request_id, make)
+
+    async def _submit(self, spec: JobSpec, request_id: str, files: Mapping[str, bytes]) -> Job:
         existing = await self._jobs.find(spec.tenant, request_id)
         if self._forking is not None:
             spec = await self._forking.resolved(spec, existing)
@@ -128,8 +140,10 @@ class JobService:
         if self._own_functions is not None:
             await self._own_functions.check(spec)
         sources = await sources_of(spec, self._own_tasks, data)
+        prepared = await self._prepared(spec, request_id)
         with self._artifacts.submitting():
-            job = await self._create(spec, request_id, await self._artifacts.put(files))
+            artifacts = await self._artifacts.put(files)
+            job = await self._create(spec, request_id, artifacts, prepared)
         if not job.status.state.terminal:
             with suppress(OverError):
                 await self._ledgers.activate(job, sources)
@@ -153,14 +167,20 @@ class JobService:
         content = b"".join([each async for each in self._artifacts.chunks(digest)])
         return await ledger.imports.add(lines_of(lines), vocabulary=vocabulary_of(content))
 
-    async def _create(self, spec: JobSpec, request_id: str, artifacts: Mapping[str, str]) -> Job:
+    async def _create(
+        self,
+        spec: JobSpec,
+        request_id: str,
+        artifacts: Mapping[str, str],
+        prepared: Mapping[str, Any] | None = None,
+    ) -> Job:
         max_live = self._quotas.of(spec.tenant).submitted
         job = await self._jobs.create(
             spec,
             artifacts=artifacts,
             request_id=request_id,
             max_live=max_live,
-            prepare=self._prepare(spec),
+            prepared=prepared,
         )
         if spec.code is not None:
             await self._artifacts.keep_code(spec.tenant, spec.code.digest)
@@ -170,10 +190,15 @@ class JobService:
         log.info("submitted", job=job.status.job_id, tenant=spec.tenant)
         return job
 
-    def _prepare(self, spec: JobSpec) -> Callable[[str], Awaitable[Mapping[str, Any]]] | None:
+    async def _prepared(self, spec: JobSpec, request_id: str) -> Mapping[str, Any]:
         if self._forking is None or spec.fork is None:
-            return None
-        return partial(self._forking.copy, spec)
+            return {}
+        return await self._jobs.registration.prepare(
+            spec,
+            request_id=request_id,
+            max_live=self._quotas.of(spec.tenant).submitted,
+            make=partial(self._forking.copy, spec),
+        )
 
     async def _check_code(self, spec: JobSpec) -> None:
         if spec.data is not None:

@@ -18,7 +18,7 @@ from paceline.api.documents import CodeView, JobEvent, JobView, MetricPage, Metr
 from paceline.client import calls
 from paceline.client.calls import Archive, RestCall, Spec, View
 from paceline.client.operations import AsyncOperations, Operations
-from paceline.errors import DeadlineError, PacelineError, UnavailableError
+from paceline.errors import DeadlineError, PacelineError, PendingError, UnavailableError
 
 POLL_S = 0.5
 ROWS = 5000  # of a page of metrics, at most
@@ -114,6 +114,23 @@ class _Outage:
             raise error
 
 
+class _PendingOutage(_Outage):
+    """Lets a request be repeated that goes on, through outages too once that is known."""
+
+    def __init__(self, max_s: float) -> None:
+        super().__init__(max_s)
+        self._told = False
+
+    def record(self, error: PacelineError) -> None:
+        if isinstance(error, PendingError):
+            self._told = True
+            self.end()
+        elif self._told:
+            super().record(error)
+        else:
+            raise error
+
+
 def _verification(ca: Path | None) -> ssl.SSLContext | bool:
     return ssl.create_default_context(cafile=str(ca)) if ca else True
 
@@ -156,12 +173,19 @@ class Client(Operations, AbstractContextManager["Client"]):
         """Submit a `JobSpec`, a mapping, or a YAML file; idempotent by `request_id`.
 
         Code in a folder `code.path`, and data in a file or folder `data.path`, are packed and
-        uploaded first; `data` stands for the latter.
+        uploaded first; `data` stands for the latter. A fork may take long: its request is repeated
+        until the checkpoint is copied.
         """
         spec, archives = calls.with_uploads(spec, data=data)
         for archive in archives:
             self.upload(archive)
-        return self.send(calls.submit(spec, request_id=request_id))
+        request, pending = calls.submit(spec, request_id=request_id), _PendingOutage(self._outage_s)
+        while True:
+            try:
+                return self.send(request)
+            except PacelineError as error:
+                pending.record(error)
+            time.sleep(POLL_S)
 
     def upload(self, archive: Archive) -> CodeView:
         """Upload packed code or data; again while the connection breaks, for `outage_s` seconds."""
@@ -262,12 +286,19 @@ class AsyncClient(AsyncOperations, AbstractAsyncContextManager["AsyncClient"]):
         """Submit a `JobSpec`, a mapping, or a YAML file; idempotent by `request_id`.
 
         Code in a folder `code.path`, and data in a file or folder `data.path`, are packed and
-        uploaded first; `data` stands for the latter.
+        uploaded first; `data` stands for the latter. A fork may take long: its request is repeated
+        until the checkpoint is copied.
         """
         spec, archives = await asyncio.to_thread(calls.with_uploads, spec, data=data)
         for archive in archives:
             await self.upload(archive)
-        return await self.send(calls.submit(spec, request_id=request_id))
+        request, pending = calls.submit(spec, request_id=request_id), _PendingOutage(self._outage_s)
+        while True:
+            try:
+                return await self.send(request)
+            except PacelineError as error:
+                pending.record(error)
+            await asyncio.sleep(POLL_S)
 
     async def upload(self, archive: Archive) -> CodeView:
         """Upload packed code or data; again while the connection breaks, for `outage_s` seconds."""

@@ -183,8 +183,10 @@ async def call(
         except aio.AioRpcError as error:
             pause = backoff_s(attempt)
             failure = translate(error)
-            # A quota limits on purpose: an immediate retry changes nothing.
-            final = error.code() not in RETRIED or isinstance(failure, errors.QuotaError)
+            # A quota limits on purpose, and what is pending has been waited for: an immediate retry
+            # changes nothing.
+            told = isinstance(failure, (errors.QuotaError, errors.PendingError))
+            final = told or error.code() not in RETRIED
             left = deadline - time.monotonic()
             if not idempotent or final or pause + _MIN_ATTEMPT_S >= left:
                 raise failure from None

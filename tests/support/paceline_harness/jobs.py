@@ -20,7 +20,7 @@ from paceline.code.archive import check
 from paceline.config import parse_job
 from paceline.digest import digest_of
 from paceline.enums import JobState, Purpose, TrackerState, check_job_transition
-from paceline.errors import DeletedError, NotFoundError, StateError
+from paceline.errors import DeletedError, NotFoundError, PendingError, StateError
 from paceline.telemetry.metrics import Metrics
 from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.transport.sending import accept
@@ -40,6 +40,7 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
         self.rows: dict[str, list[pb.MetricRow]] = {}
         self.holdings = WeightPlacement()
         self.trajectories: list[Trajectory] = []
+        self.pending = 0  # submissions that are answered with `PendingError`
         self._requests: dict[str, str] = {}
         self._deleted: set[str] = set()
         self._numbers = itertools.count()
@@ -84,6 +85,9 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Any) -> types_pb2.Job:
         """Store a job."""
         spec = parse_job(json.loads(request.spec_json))
+        if self.pending:
+            self.pending -= 1
+            raise PendingError("fork: the checkpoint is being copied")
         if request.request_id not in self._requests:
             self._requests[request.request_id] = f"job-{next(self._numbers)}"
         job_id = self._requests[request.request_id]

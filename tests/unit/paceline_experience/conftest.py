@@ -40,7 +40,7 @@ from paceline_experience.fleet.roster import Roster
 from paceline_experience.fleet.routes import RoutePlanner
 from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.dry_run import DryRun
-from paceline_experience.jobs.forking import Forking
+from paceline_experience.jobs.forks.forking import Forking
 from paceline_experience.jobs.history import History, JobMetricRow
 from paceline_experience.jobs.hooks import JobHooks
 from paceline_experience.jobs.job_files import JobFiles

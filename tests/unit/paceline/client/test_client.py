@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from hypothesis import given
@@ -121,6 +122,36 @@ async def test_submit_a_mapping_a_spec_and_a_file(
     assert made[0].spec == made[1].spec == made[2].spec == made[3].spec
     again = [await client.submit(job, request_id="k") for _ in range(2)]
     assert again[0] == again[1]
+
+
+async def test_a_submission_that_is_pending_is_repeated(
+    client: AsyncClient, gateway: Gateway, job: dict[str, Any]
+) -> None:
+    for request_id in ("k", ""):
+        gateway.jobs.pending = 2
+        made = await client.submit(job, request_id=request_id)
+        assert gateway.jobs.pending == 0
+        assert made.status.state is JobState.QUEUED
+    gateway.jobs.pending = 1
+    with Client(gateway.url, token=gateway.token) as waits:
+        assert await asyncio.to_thread(waits.submit, job, request_id="k") == await client.submit(
+            job, request_id="k"
+        )
+    assert len(gateway.jobs.jobs) == 2
+
+
+async def test_users_read_what_is_pending(gateway: Gateway, job: dict[str, Any]) -> None:
+    gateway.jobs.pending = 1
+    headers = {"authorization": f"Bearer {gateway.token}", "idempotency-key": "k"}
+    async with httpx.AsyncClient(base_url=gateway.url, headers=headers) as http:
+        answer = await http.post("/v1/jobs", json=job)
+        assert answer.status_code == 503
+        assert answer.json()["error"] == {
+            "type": "PendingError",
+            "message": "fork: the checkpoint is being copied",
+        }
+        assert gateway.jobs.pending == 0
+        assert (await http.post("/v1/jobs", json=job)).status_code == 201
 
 
 async def test_get_list_and_cancel(client: AsyncClient, job: dict[str, Any]) -> None:

@@ -180,6 +180,18 @@ async def test_an_object_goes_with_its_job_and_only_with_it(installation: Instal
     assert len(installation.jobs.jobs) == 1  # nothing was submitted again
 
 
+async def test_a_submission_that_is_pending_is_repeated_until_there_is_one_job(
+    installation: Installation,
+) -> None:
+    installation.jobs.pending = 2
+    body = {"apiVersion": TRAINING_JOBS.api_version, "kind": TRAINING_JOBS.kind}
+    created = {**body, "metadata": {"name": "fork"}, "spec": JOB}
+    await installation.objects.create(TRAINING_JOBS, created)
+    await installation.passes(30)
+    assert (await installation.status("fork"))["jobId"] in installation.jobs.jobs
+    assert (installation.jobs.pending, len(installation.jobs.jobs)) == (0, 1)
+
+
 async def test_an_object_goes_with_a_job_that_is_deleted_while_it_runs(
     installation: Installation,
 ) -> None:

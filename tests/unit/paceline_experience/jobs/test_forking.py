@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import json
+import shutil
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from fsspec import register_implementation
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from redis.asyncio import Redis
 
 from paceline.config import JobSpec
+from paceline.digest import digest_of
 from paceline.enums import JobState
-from paceline.errors import ConfigError, NotFoundError
+from paceline.errors import (
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    PacelineError,
+    PendingError,
+    StateError,
+    UnavailableError,
+)
 from paceline.v1.experience_pb2 import TrainSample
+from paceline_experience.jobs.forks.forking import Forking
+from paceline_experience.jobs.forks.submissions import Submissions
+from paceline_experience.jobs.job_files import JobFiles
+from paceline_experience.jobs.registry import LIVE, TENANTS
+from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
+from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
     from conftest import Site, Sites
-
-DIGEST = "a" * 64
 
 
 @pytest.fixture
@@ -38,14 +60,23 @@ async def site(store: Store, tmp_path: Path, sites: Sites) -> Site:
     return found
 
 
+def index_of(step: int) -> str:
+    return json.dumps({"step": step, "files": {"weights": {"num_bytes": step, "blake3": "b"}}})
+
+
+DIGEST = digest_of(index_of(4).encode())
+
+
 async def saved(site: Site, step: int, *, kept: Sequence[int] = (2, 4)) -> None:
     folder = site.run_dir / "jobs" / site.job_id / "checkpoints" / f"step-{step:06d}.1"
     folder.mkdir(parents=True)
-    (folder / "paceline.json").write_text(f"{step}")
+    (folder / "paceline.json").write_text(index_of(step))
     (folder / "weights").write_text("x" * step)
     told: dict[str, Any] = {"incarnation": site.incarnation, "step": step, "path": "p"}
     there = [each for each in kept if each <= step]
-    await site.training.commit_checkpoint(site.job_id, **told, kept=there, digest=DIGEST)
+    await site.training.commit_checkpoint(
+        site.job_id, **told, kept=there, digest=digest_of(index_of(step).encode())
+    )
     await site.training.close()
 
 
@@ -214,7 +245,7 @@ async def test_what_does_not_fit_is_refused(
     assert sorted(await site.store.command("KEYS", "*")) == sorted(before)
 
 
-async def test_a_fork_that_a_crash_has_interrupted_leaves_nothing(site: Site) -> None:
+async def test_a_fork_that_has_failed_leaves_nothing(site: Site) -> None:
     spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
     raw = spec.model_dump(mode="json", by_alias=True)
     fork = {"job": site.job_id, "step": 4, "digest": DIGEST}
@@ -228,10 +259,355 @@ async def test_a_fork_that_a_crash_has_interrupted_leaves_nothing(site: Site) ->
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        await site.jobs.create(child, artifacts={}, request_id="r", prepare=dies)
+        await site.jobs.registration.prepare(child, request_id="r", max_live=2, make=dies)
     assert set(await site.store.command("KEYS", "*")) > before
-    await site.die()
-    await site.deletion.abandon(await site.jobs.repair())
+    await site.deletion.sweep()
     found = await site.store.command("KEYS", "*")
     assert not any(names[0].encode() in key for key in found)
     assert not (site.run_dir / "jobs" / names[0]).exists()
+
+
+class GatedStorage(LocalFileSystem):
+    """An object store whose copies wait for the gate, and whose listings are cached."""
+
+    protocol = ("gated",)
+    gate: ClassVar[threading.Event] = threading.Event()
+    copying: ClassVar[threading.Event] = threading.Event()
+    listings: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("gated://"))
+
+    def glob(self, path: str, maxdepth: int | None = None, **kwargs: Any) -> Any:
+        if path not in self.listings:
+            self.listings[path] = super().glob(path, maxdepth, **kwargs)
+        return self.listings[path]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.listings.clear()
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        self.copying.set()
+        assert self.gate.wait(30)
+        super().cp_file(path1, path2, **kwargs)
+
+
+@pytest.fixture
+async def gated(site: Site) -> AsyncIterator[Site]:
+    """Its checkpoints are in an object store; calls wait for their copies for a tenth second."""
+    register_implementation("gated", GatedStorage, clobber=True)
+    GatedStorage.gate.clear()
+    GatedStorage.copying.clear()
+    (site.run_dir / "objects").mkdir()
+    (site.run_dir / "jobs").rename(site.run_dir / "objects" / "jobs")
+    (site.run_dir / "jobs").symlink_to(site.run_dir / "objects" / "jobs")
+    site.storage = f"gated://{site.run_dir}/objects"
+    await site.die()
+    site.job_service.submissions = Submissions(wait_s=0.1)
+    yield site
+    GatedStorage.gate.set()
+    await site.job_service.submissions.close()
+
+
+async def copying(site: Site, *, request_id: str = "r") -> None:
+    """Begin a fork whose copy lasts."""
+    with pytest.raises(PendingError, match="being copied"):
+        await forked(site, request_id=request_id)
+    assert await asyncio.to_thread(GatedStorage.copying.wait, 30)
+
+
+async def pended(site: Site, **changes: Any) -> str:
+    """As `forked`, by a client that repeats what is pending."""
+    while True:
+        try:
+            return await forked(site, request_id="r", **changes)
+        except PendingError:
+            await asyncio.sleep(0.02)
+
+
+async def listed(site: Site) -> set[str]:
+    return {name.decode() for name in await site.store.command("ZRANGE", LIVE, 0, -1)}
+
+
+async def swept(site: Site) -> None:
+    for _ in range(3):
+        with suppress(PacelineError):
+            await site.deletion.sweep()
+        site.clock.advance(10)
+
+
+async def checked(site: Site, child: str) -> None:
+    """The fork has the ledger of its checkpoint, and goes on from there."""
+    parent, site.job_id = site.job_id, child
+    assert [row.step for row in await site.rows()] == [1, 2, 3, 4]
+    assert len(await batches(site, 4, 6)) == 2
+    report = await (await site.ledger()).verify()
+    assert report.ok, report.problems
+    site.job_id = parent
+
+
+async def test_a_copy_outlives_its_request_and_equal_requests_share_it(gated: Site) -> None:
+    await copying(gated)
+    with pytest.raises(ConflictError, match="use a new request_id"):
+        await forked(gated, request_id="r", stop={"steps": 9})
+    live = await listed(gated)
+    assert len(live) == 2
+    GatedStorage.gate.set()
+    first, second = await asyncio.gather(pended(gated), pended(gated))
+    assert first == second
+    assert await forked(gated, request_id="r") == first
+    assert await listed(gated) == live == {gated.job_id, first}
+    await checked(gated, first)
+
+
+async def test_equal_requests_at_once_make_one_fork(site: Site) -> None:
+    first, *others = await asyncio.gather(*(forked(site, request_id="r") for _ in range(3)))
+    assert set(others) == {first}
+    await checked(site, first)
+
+
+async def test_the_parent_goes_on_while_its_checkpoint_is_copied(gated: Site) -> None:
+    """And drops trajectories that its ledger had when the copy began."""
+    await gated.submit(experience={"keep_trajectories": 1})
+    await gated.begin(0)
+    for step in range(1, 6):
+        await gated.train()
+        if step in (2, 4):
+            await saved(gated, step)
+    payloads = JobKeys("default", gated.job_id).payloads
+    before = set[bytes](await gated.store.command("HKEYS", payloads))
+    await copying(gated)
+    for step in range(6, 8):
+        await gated.train()
+        await saved(gated, step, kept=[4, step])
+    await gated.sweep()
+    assert before - set(await gated.store.command("HKEYS", payloads))
+    GatedStorage.gate.set()
+    await checked(gated, await pended(gated))
+
+
+class MovingStore(Store):
+    """Once a ledger has been read, and before its trajectories are, `move` is called."""
+
+    move: Callable[[], Awaitable[None]] | None = None
+
+    async def transaction(self, *commands: tuple[str | int, ...]) -> list[Any]:
+        found = await super().transaction(*commands)
+        if self.move is not None and len(commands) > 5:
+            move, self.move = self.move, None
+            await move()
+        return found
+
+
+async def test_the_parent_drops_trajectories_while_its_ledger_is_copied(
+    store: Store, tmp_path: Path, sites: Sites
+) -> None:
+    site = sites(store, tmp_path)
+    site.storage = ""
+    await site.die()
+    await site.submit(experience={"keep_trajectories": 1})
+    await site.begin(0)
+    for step in range(1, 6):
+        await site.train()
+        if step in (2, 4):
+            await saved(site, step)
+    spec = (await site.jobs.get(site.job_id)).spec
+    raw = json.loads(spec) | {"fork": {"job": site.job_id, "step": 4, "digest": DIGEST}}
+    moving = MovingStore(site.store.redis)
+    forking = Forking(
+        store=moving, jobs=site.jobs, files=JobFiles(site.run_dir), compress_over_bytes=1024
+    )
+
+    async def goes_on() -> None:
+        await site.train()
+        await saved(site, 6, kept=[4, 6])
+        await site.sweep()
+        assert before - set(await site.store.command("HKEYS", payloads))
+
+    payloads = JobKeys("default", site.job_id).payloads
+    before = set[bytes](await site.store.command("HKEYS", payloads))
+    moving.move = goes_on
+    child = JobSpec.model_validate(raw)
+    made = await site.jobs.registration.prepare(
+        child, request_id="r", max_live=9, make=lambda name: forking.copy(child, name)
+    )
+    assert made["step"] == 6
+    assert moving.move is None
+
+
+@pytest.mark.parametrize("damage", ["pruned", "cut"])
+async def test_a_checkpoint_that_is_not_whole_makes_no_fork(gated: Site, damage: str) -> None:
+    before = await gated.store.command("KEYS", "*")
+    folder = gated.run_dir / "objects" / "jobs" / gated.job_id / "checkpoints" / "step-000004.1"
+    if damage == "cut":
+        (folder / "weights").write_text("x")
+        GatedStorage.gate.set()
+        with pytest.raises(UnavailableError, match="has 1 bytes instead of 4"):
+            await pended(gated)
+    else:
+        await copying(gated)
+        for each in folder.iterdir():
+            each.unlink()
+        GatedStorage.gate.set()
+        with pytest.raises(StateError, match=r"checkpoint 4 of .* is not there any more"):
+            await pended(gated)
+    await swept(gated)
+    assert await listed(gated) == {gated.job_id}
+    assert sorted(await gated.store.command("KEYS", "*")) == sorted(before)
+    assert {each.name for each in (gated.run_dir / "objects" / "jobs").iterdir()} == {gated.job_id}
+
+
+async def test_a_failure_that_nobody_has_waited_for_is_told_to_the_next(gated: Site) -> None:
+    await copying(gated)
+    await saved(gated, 5, kept=[5])
+    GatedStorage.gate.set()
+    while len(await listed(gated)) > 1:
+        await asyncio.sleep(0.01)
+    with pytest.raises(StateError, match="has dropped its checkpoint 4"):
+        await forked(gated, request_id="r")
+
+
+async def test_a_checkpoint_is_found_that_a_cached_listing_lacks(gated: Site) -> None:
+    GatedStorage.gate.set()
+    jobs = f"{gated.run_dir}/objects/jobs/{gated.job_id}/checkpoints"
+    files, _ = url_to_fs(gated.storage)
+    assert files.glob(f"{jobs}/step-000006.*") == []
+    await gated.train()
+    await saved(gated, 6, kept=[4, 6])
+    child = await pended(gated)
+    copied = gated.run_dir / "jobs" / child / "checkpoints" / "step-000006.1"
+    assert (copied / "weights").read_text() == "xxxxxx"
+
+
+async def test_only_the_folder_that_the_ledger_knows_is_copied(site: Site) -> None:
+    folder = site.run_dir / "jobs" / site.job_id / "checkpoints"
+    other = folder / "step-000004.2"
+    shutil.copytree(folder / "step-000004.1", other)
+    (other / "paceline.json").write_text(json.dumps({"files": {}}))
+    copied = site.run_dir / "jobs" / await forked(site) / "checkpoints"
+    assert [each.name for each in copied.iterdir()] == ["step-000004.1"]
+
+
+async def test_a_stop_of_the_service_ends_the_copy_and_the_request_comes_again(
+    gated: Site,
+) -> None:
+    await copying(gated)
+    (lost,) = await listed(gated) - {gated.job_id}
+    GatedStorage.gate.set()
+    await gated.job_service.submissions.close()
+    await gated.die()
+    await gated.deletion.abandon(await gated.jobs.repair())
+    await swept(gated)
+    child = await pended(gated)
+    assert await listed(gated) == {gated.job_id, child}
+    assert child != lost
+    await checked(gated, child)
+
+
+async def test_wherever_the_store_is_lost_the_request_comes_to_one_whole_fork(
+    store: Store, wire: Wire, tmp_path: Path, sites: Sites
+) -> None:
+    cuttable = Store(Redis(unix_socket_path=str(tmp_path / "w")))
+    site = sites(cuttable, tmp_path / "run")
+    site.storage = ""
+    await site.die()
+    await site.submit()
+    await site.begin(0)
+    for step in range(1, 6):
+        await site.train()
+        if step in (2, 4):
+            await saved(site, step)
+    failures = 0
+    for skip in range(0, 60, 4):
+        wire.cut(b"\r\n", skip=skip, done=bool(skip % 8))
+        with suppress(PacelineError):
+            await forked(site, request_id=f"r{skip}")
+            failures -= 1
+        failures += 1
+        wire.mend()
+        for _ in range(3):  # also for an id that could not even be marked
+            await site.deletion.sweep()
+            site.clock.advance(40)
+        child = await forked(site, request_id=f"r{skip}")
+        assert await listed(site) == {site.job_id, child}
+        await site.ledgers.open_all()
+        await site.sweep()
+        await checked(site, child)
+        await site.deletion.delete(child, force=True)
+        await site.job_service.set_state(child, JobState.CANCELLED, reason="")
+        await swept(site)
+        assert not any(child.encode() in key for key in await store.command("KEYS", "*"))
+    assert failures > 5
+    await site.ledgers.close()
+    await cuttable.close()
+
+
+async def test_a_start_that_a_crash_interrupts_forgets_no_id(site: Site) -> None:
+    """Of a request that a crash has cut before the record was written."""
+    spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
+    before = await site.store.command("KEYS", "*")
+    lost = await site.jobs.registration.register(spec, "r", None)
+    await site.die()
+    assert await site.jobs.repair() == [lost]  # and then it crashes
+    await site.die()
+    await site.deletion.abandon(await site.jobs.repair())
+    assert sorted(await site.store.command("KEYS", "*")) == sorted(before)
+
+
+async def test_a_request_does_not_get_an_id_that_is_being_deleted(site: Site) -> None:
+    spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
+    lost = await site.jobs.registration.register(spec, "r", None)
+    site.storage = "nowhere://bucket"
+    await site.die()
+    await site.deletion.abandon(await site.jobs.repair())
+    for again in (
+        site.jobs.create(spec, artifacts={}, request_id="r"),
+        forked(site, request_id="r"),
+    ):
+        with pytest.raises(UnavailableError, match="is being deleted; repeat the request"):
+            await again
+    site.storage = ""
+    await site.die()
+    await swept(site)
+    assert (await site.jobs.create(spec, artifacts={}, request_id="r")).status.job_id != lost
+
+
+async def test_an_id_whose_request_was_given_up_is_deleted_after_a_while(site: Site) -> None:
+    spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
+    lost = await site.jobs.registration.register(spec, "r", None)
+    await site.deletion.sweep()
+    assert lost in await listed(site)
+    site.clock.advance(61)
+    await site.deletion.sweep()
+    assert await listed(site) == {site.job_id}
+    assert not await site.store.command("HEXISTS", TENANTS, lost)
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_an_evaluation_that_is_open_in_the_parent_begins_again_if_the_fork_has_it(
+    store: Store, tmp_path: Path, sites: Sites, same: bool
+) -> None:
+    site = sites(store, tmp_path)
+    site.storage = ""
+    await site.die()
+    await site.submit(evals={"dev": {"every": 1, "tasks": 3, "timeout_s": 500}})
+    await site.begin(0)
+    for step in (1, 2):
+        await site.play(evals=0)
+        await site.train()
+        await saved(site, step, kept=[2])
+    run = (await (await site.ledger()).live()).eval
+    assert run is not None
+    assert run.name == "dev"
+    changes: dict[str, Any] = {} if same else {"evals": {"test": {"every": 100, "tasks": 2}}}
+    site.job_id = await forked(site, **changes)
+    await (await site.ledger()).sweep()
+    report = await (await site.ledger()).verify()
+    assert report.ok, report.problems
+    assert len(await batches(site, 2, 3)) == 1
+    await site.sweep()
+    run = (await (await site.ledger()).live()).eval
+    assert (run is not None and run.name) == ("dev" if same else False)
+    report = await (await site.ledger()).verify()
+    assert report.ok, report.problems

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
+import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,20 +19,31 @@ from typing import Any
 from paceline.config import JobSpec
 from paceline.config.lifecycle.forks import FIXED, ForkSpec, changed_fields
 from paceline.enums import Purpose
-from paceline.errors import ConfigError, IntegrityError, NotFoundError, StateError
+from paceline.errors import (
+    ConfigError,
+    IntegrityError,
+    NotFoundError,
+    StateError,
+    UnavailableError,
+)
+from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.telemetry.logs import Log
 from paceline.types import Job
-from paceline.v1 import types_pb2 as pb
+from paceline_experience.jobs.forks.checkpoint_copies import CheckpointCopy
+from paceline_experience.jobs.forks.payload_copies import PayloadCopier, Renaming
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.checkpoints import best_step
 from paceline_experience.ledger.lifecycle.pauses import HELD
 from paceline_experience.ledger.records import Exported, LedgerMeta, WatchRecord, field_texts
-from paceline_experience.ledger.state import parse_group, parse_results
+from paceline_experience.ledger.state import DROPPED, parse_group, parse_results
 from paceline_experience.store.keys import JobKeys, all_keys
-from paceline_experience.store.payloads import RedisPayloads, pack, unpack
 from paceline_experience.store.store import Store
 
 _CHUNK = 256
+_AT_A_TIME, _OF_TENANT = 2, 1  # checkpoints that are copied
+_SNAPSHOTS = 10  # of a ledger whose payloads go while they are copied
+log = Log("forking")
 _OF_GROUPS = ("groups", "batches", "results", "advantages", "outcomes")
 _TOTALS = {"tokens": "tokens_generated", "eval:tokens": "eval_tokens"} | {
     "trained_tokens": "trained_tokens"
@@ -59,6 +71,7 @@ class Forking:
         self._jobs = jobs
         self._files = files
         self._compress_over = compress_over_bytes
+        self._slots = FairQueue(_AT_A_TIME, most_of_tenant=_OF_TENANT)
 
     async def resolved(self, spec: JobSpec, existing: Job | None) -> JobSpec:
         """The spec with step and digest of the checkpoint; of a repeated request, the same ones.
@@ -119,32 +132,79 @@ class Forking:
         )
 
     async def copy(self, spec: JobSpec, child_id: str) -> dict[str, str | int | float]:
-        """Copy ledger and checkpoint for a job that has no record yet; may be repeated.
+        """Copy checkpoint and ledger for a job that has no record yet.
+
+        The checkpoint comes first, since that may take long: the ledger of a parent that goes on
+        drops what it does not need any more.
 
         Returns the fields of its record that its parent's progress decides.
 
         Raises:
             StateError: the parent, or this checkpoint of it, has been deleted meanwhile.
-            UnavailableError: the checkpoint cannot be copied.
+            UnavailableError: the checkpoint or the ledger cannot be copied.
         """
         fork = spec.fork
         assert fork is not None
+        assert isinstance(fork.step, int)
+        await self._copy_files(spec.tenant, fork, child_id)
+        await self._store.command("UNLINK", *all_keys(spec.tenant, child_id))
+        keys = JobKeys(spec.tenant, child_id)
+        copier = PayloadCopier(
+            self._store,
+            source=JobKeys(spec.tenant, fork.job).payloads,
+            target=keys.payloads,
+            rename=Renaming(fork.job, child_id),
+            compress_over_bytes=self._compress_over,
+        )
+        for _ in range(_SNAPSHOTS):
+            found = await self._snapshot(spec, fork)
+            try:
+                payloads = await copier.copy(_payload_names(found))
+            except IntegrityError as error:  # dropped since the ledger was read
+                log.info("a fork reads the ledger again", job=child_id, error=error)
+                continue
+            await self._write_all(found, keys, fork, payloads, copier.rename)
+            return {"step": found.meta.step, "incarnation": found.meta.incarnation}
+        raise UnavailableError(f"fork.job: {fork.job} is faster than its copy; repeat the request")
+
+    async def _copy_files(self, tenant: str, fork: ForkSpec, child_id: str) -> None:
+        assert isinstance(fork.step, int)
+        copy = CheckpointCopy(child_id, fork.step, fork.digest)
+        stopped = threading.Event()
+        async with self._slots.slot(QueueOwner(tenant)):
+            try:
+                await asyncio.to_thread(
+                    self._files.copy_checkpoint, fork.job, copy, stopped=stopped.is_set
+                )
+            except NotFoundError as error:
+                raise StateError(f"fork.step: {error.message}") from None
+            finally:
+                stopped.set()
+
+    async def _snapshot(self, spec: JobSpec, fork: ForkSpec) -> _Copy:
+        """The ledger as it is now; it still has the checkpoint that was copied."""
         assert isinstance(fork.step, int)
         try:
             parent = (await self._jobs.get(fork.job)).status
         except NotFoundError as error:
             raise StateError(f"fork.job: {error.message}") from None
-        rename = _Renaming(fork.job, child_id)
-        await self._store.command("UNLINK", *all_keys(spec.tenant, child_id))
         found = await self._read(parent)
-        if fork.step not in found.meta.checkpoints:
+        if found.meta.checkpoints.get(fork.step) != fork.digest:
             raise StateError(f"fork.step: job {fork.job} has dropped its checkpoint {fork.step}")
         if fork.step < found.meta.durable:
-            found = _cut(found, fork.step, batch_groups=spec.experience.batch_groups)
-        await asyncio.to_thread(self._files.copy_checkpoint, fork.job, child_id, fork.step)
-        keys = JobKeys(spec.tenant, child_id)
+            return _cut(found, fork.step, batch_groups=spec.experience.batch_groups)
+        return _without_evals(found, spec)
+
+    async def _write_all(
+        self,
+        found: _Copy,
+        keys: JobKeys,
+        fork: ForkSpec,
+        payloads: set[str],
+        rename: Renaming,
+    ) -> None:
+        assert isinstance(fork.step, int)
         named = dict(zip(_NAMES, keys.scripts, strict=True))
-        payloads = await self._copy_payloads(found, parent, keys, rename)
         for name, values in found.hashes.items():
             await self._write(named[name], {rename(k): rename(v) for k, v in values.items()})
         ring = [(rename(name), place) for name, place in found.ring if name.decode() in payloads]
@@ -154,7 +214,6 @@ class Forking:
         if rows:
             await self._store.command("RPUSH", keys.metrics, *rows)
         await self._write(keys.meta, _meta(found.meta, fork, num_rows=len(rows)))
-        return {"step": found.meta.step, "incarnation": found.meta.incarnation}
 
     async def _read(self, parent: Any) -> _Copy:
         keys = JobKeys(parent.tenant, parent.job_id)
@@ -172,35 +231,6 @@ class Forking:
         members = [(each[0], float(each[1])) for each in _pairs(ring)]
         return _Copy(by_name, LedgerMeta().changed(texts), members, rows)
 
-    async def _copy_payloads(
-        self, found: _Copy, parent: Any, keys: JobKeys, rename: _Renaming
-    ) -> set[str]:
-        """Copy the payloads that groups and the pool refer to; returns their names."""
-        results = parse_results(found.hashes["results"].keys(), found.hashes["results"].values())
-        groups = [
-            parse_group(name.decode(), text, results=results)
-            for name, text in found.hashes["groups"].items()
-        ]
-        names = {name for group in groups for name in group.member_payloads()}
-        names |= {json.loads(text)["payload"] for text in found.hashes["replay"].values()}
-        source = RedisPayloads(self._store, JobKeys(parent.tenant, parent.job_id).payloads)
-        target, ordered = RedisPayloads(self._store, keys.payloads), sorted(names)
-        for start in range(0, len(ordered), _CHUNK):
-            chunk = ordered[start : start + _CHUNK]
-            try:
-                blobs = await source.get(chunk)
-            except IntegrityError as error:  # dropped since the ledger was read
-                raise StateError(f"fork.job: it has moved on meanwhile: {error}") from None
-            renamed = [self._renamed(blob, rename) for blob in blobs]
-            copies = (rename(name.encode()).decode() for name in chunk)
-            await target.put(dict(zip(copies, renamed, strict=True)))
-        return names
-
-    def _renamed(self, payload: bytes, rename: _Renaming) -> bytes:
-        trajectory = pb.Trajectory.FromString(unpack(payload))
-        trajectory.group_id = rename(trajectory.group_id.encode()).decode()
-        return pack(trajectory.SerializeToString(), self._compress_over)
-
     async def _write(self, key: str, values: Mapping[bytes, bytes] | Mapping[str, str]) -> None:
         items = [*values.items()]
         for start in range(0, len(items), _CHUNK):
@@ -208,21 +238,47 @@ class Forking:
             await self._store.command("HSET", key, *flat)
 
 
-class _Renaming:
-    """Replaces the job in names of groups, in keys as well as in JSON."""
-
-    def __init__(self, parent_id: str, child_id: str) -> None:
-        self._pattern = re.compile(rb"(?<![A-Za-z0-9-])" + re.escape(parent_id.encode()) + rb"\.")
-        self._child = child_id.encode() + b"."
-
-    def __call__(self, text: bytes) -> bytes:
-        return self._pattern.sub(self._child, text)
-
-
 _NAMES = (
     *("counts", "meta", "groups", "batches", "versions", "results", "progress", "ring"),
     *("metrics", "advantages", "memory", "outcomes", "replay", "epoch"),
 )
+
+
+def _payload_names(found: _Copy) -> set[str]:
+    """Of the payloads that groups and the pool refer to."""
+    results = parse_results(found.hashes["results"].keys(), found.hashes["results"].values())
+    groups = [
+        parse_group(name.decode(), text, results=results)
+        for name, text in found.hashes["groups"].items()
+    ]
+    names = {name for group in groups for name in group.member_payloads()}
+    return names | {json.loads(text)["payload"] for text in found.hashes["replay"].values()}
+
+
+def _without_evals(copy: _Copy, spec: JobSpec) -> _Copy:
+    """A ledger without open evaluations, which are due again if the fork has them.
+
+    Their tasks and samples may differ there, and no worker has the version that they measure.
+    """
+    run = copy.meta.eval
+    groups = {name: json.loads(text) for name, text in copy.hashes["groups"].items()}
+    gone = {name: each for name, each in groups.items() if "version" in each}
+    counts = Counter({name: int(n) for name, n in copy.hashes["counts"].items()})
+    for states in (each["states"].replace(DROPPED, "") for each in gone.values()):
+        if states.strip("m"):
+            counts[b"eval:drop:stale"] += len(states)
+            counts[b"eval:dropped"] += len(states)
+            counts[b"eval:measured"] -= states.count("m")
+    counts[b"eval:queued"] = counts[b"eval:leased"] = 0
+    results = copy.hashes["results"].items()
+    hashes = copy.hashes | {
+        "groups": {k: v for k, v in copy.hashes["groups"].items() if k not in gone},
+        "results": {k: v for k, v in results if k.rpartition(b"/")[0] not in gone},
+        "counts": {name: str(n).encode() for name, n in counts.items() if n},
+    }
+    open_ = () if run is None else (run.name, *run.then)
+    due = [n for n in dict.fromkeys((*open_, *copy.meta.eval_due)) if n in spec.eval_sets]
+    return replace(copy, hashes=hashes, meta=replace(copy.meta, eval=None, eval_due=tuple(due)))
 
 
 def _cut(copy: _Copy, step: int, *, batch_groups: int) -> _Copy:
@@ -266,7 +322,6 @@ def _meta(parent: LedgerMeta, fork: ForkSpec, *, num_rows: int) -> dict[str, str
         stop="paused",
         paused=HELD,
         watch=WatchRecord(offset=num_rows),
-        eval=parent.eval,
         eval_due=parent.eval_due,
         eval_sets={
             name: each

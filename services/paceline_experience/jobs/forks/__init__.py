@@ -1,0 +1,1 @@
+"""Jobs that continue from a checkpoint of another job."""
