@@ -175,11 +175,23 @@ def test_other_origins_are_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["https://a:b@hooks.example.com/", "ftp://x/", "https://", "http://x:y/"]
+    "url",
+    [
+        "https://a:b@hooks.example.com/",
+        "ftp://x/",
+        "https://",
+        "http://x:y/",
+        "https://hooks.example.com/\x7f",
+        "https://hooks.example.com/\ta",
+        f"https://{'a' * 64}.sub.org/",
+        "https://..sub.org/",
+        "https://-a.sub.org/",
+        "https://\u00fc.sub.org/",
+    ],
 )
 def test_what_is_no_plain_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidError):
-        check_url(url, ("https://hooks.example.com",))
+        check_url(url, ("https://hooks.example.com", "https://*.sub.org"))
 
 
 def test_allowed_origins() -> None:
@@ -191,6 +203,7 @@ def test_allowed_origins() -> None:
     )
     assert check_url("https://a.b.sub.org/", allowed)[1] == "a.b.sub.org"
     assert check_url("http://ci:8080/", allowed)[2] == 8080
+    assert check_url("http://[::1]:8080/", ("http://[::1]:8080",))[1] == "::1"
 
 
 @pytest.mark.parametrize(
