@@ -333,6 +333,7 @@ class ExperienceService(Service):
 
     async def close(self) -> None:
         """Close ledgers and store."""
+        await self._webhooks.close()
         await self._training.close()
         await self._ledgers.close()
         await self._dry_run.close()
@@ -368,7 +369,7 @@ class ExperienceService(Service):
 
     def _add_servicers(self, chassis: Chassis) -> None:
         settings = self._options.webhooks
-        self._webhooks = Webhooks(store=self._store, jobs=self._jobs, settings=settings)
+        self._webhooks = Webhooks(store=self._store, settings=settings)
         jobs = JobsServicer(
             job_service=self._job_service,
             jobs=self._jobs,

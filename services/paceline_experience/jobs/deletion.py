@@ -145,6 +145,7 @@ class Deletion:
             with suppress(StateError):
                 await self._job_service.cancel(job_id, reason="it is to be deleted")
             return False
+        await self._jobs.registry.note_end(status)  # its webhook hears of it in any case
         now = self._clock()
         workers = self._roster.workers(Query(job_id=job_id))
         if any(each.job_id == job_id for each in workers):

@@ -88,10 +88,6 @@ class JobStore:
             QuotaError: the tenant has as many jobs as it may.
         """
         job_id = await self._register(spec, request_id, max_live)
-        if spec.ttl_seconds_after_finished is not None:
-            await self.registry.expire(job_id, spec.ttl_seconds_after_finished)
-        if spec.notify is not None:
-            await self.registry.tell(job_id)
         text = spec.model_dump_json()
         fields: dict[str, Value] = {
             "name": spec.name,
@@ -188,7 +184,7 @@ class JobStore:
                 if job is None:
                     continue
                 if only_live and job.status.state.terminal:
-                    await self._unlist(job_id)
+                    await self.registry.note_end(job.status)
                 elif not wanted or job.status.state in wanted:
                     found.append(job)
                     num_bytes += size_of(job)
@@ -249,8 +245,10 @@ class JobStore:
         job_ids = [name.decode() for name in found]
         jobs = await self._read(job_ids)
         for job_id, job in zip(job_ids, jobs, strict=True):
-            if job is None or job.status.state.terminal:
+            if job is None:
                 await self._unlist(job_id)
+            elif job.status.state.terminal:
+                await self.registry.note_end(job.status)
         return [job_id for job_id, job in zip(job_ids, jobs, strict=True) if job is None]
 
     async def transition(
@@ -268,9 +266,10 @@ class JobStore:
         flat = [part for item in changes.items() for part in item]
         now = repr(await self._store.now())
         await self._store.run("job_transition", [key], job_id, to, origins, once, now, *flat)
+        job = await self.get(job_id)
         if to.terminal:
-            await self._unlist(job_id)
-        return await self.get(job_id)
+            await self.registry.note_end(job.status)
+        return job
 
     async def cancel(self, job_id: str, *, reason: str = "") -> Job:
         """Start to cancel a job.

@@ -46,7 +46,9 @@ def check_url(url: str, allowed: Sequence[str]) -> tuple[str, str, int]:
     if parts.scheme not in _PORTS or not host or parts.username or parts.password:
         raise InvalidError("notify.webhook: an http(s) URL without user and password is needed")
     if not _is_host(host):
-        raise InvalidError(f"notify.webhook: {host!r} is neither a host name in ASCII nor an address")
+        raise InvalidError(
+            f"notify.webhook: {host!r} is neither a host name in ASCII nor an address"
+        )
     port = port or _PORTS[parts.scheme]
     if not any(_matches(each, parts.scheme, host, port) for each in allowed):
         origins = ", ".join(allowed) or "none"

@@ -250,7 +250,7 @@ async def test_a_job_lives_as_long_as_it_was_given(site: Site) -> None:
     await cancelled(site)
     await swept(site)
     await site.jobs.get(with_ttl)
-    await site.store.command("HINCRBYFLOAT", f"{{default/{with_ttl}}}:record", "ended", -3601)
+    await site.store.command("ZINCRBY", "{registry}:expiries", -3601, with_ttl)
     await swept(site)
     with pytest.raises(NotFoundError):
         await site.jobs.get(with_ttl)
