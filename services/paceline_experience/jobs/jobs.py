@@ -21,8 +21,8 @@ from paceline.errors import (
     StateError,
 )
 from paceline.text import clipped
-from paceline.types import Job, JobStatus, TrackerStatus
-from paceline_experience.jobs.record import TRACKING, decoded, job_of, size_of
+from paceline.types import Job, TrackerStatus
+from paceline_experience.jobs.record import TRACKING, decoded, readable_job, size_of
 from paceline_experience.jobs.registry import INDEX, LIVE, REQUESTS, SEQUENCE, TENANTS, Registry
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store, job_key
@@ -95,6 +95,7 @@ class JobStore:
             "artifacts": json.dumps(dict(artifacts)),
             "state": JobState.QUEUED,
             "code": spec.code.digest if spec.code is not None else "",
+            "data": spec.data.digest if spec.data is not None else "",
             "created": repr(await self._store.now()),
         }
         for tracker in spec.tracking:
@@ -364,23 +365,9 @@ class JobStore:
                 found = await pipe.execute()
         records = zip(job_ids, map(decoded, found), strict=True)
         return [
-            self._readable(job_id, fields, now) if fields else None for job_id, fields in records
+            readable_job(job_id, self._tenants.get(job_id, ""), fields, now) if fields else None
+            for job_id, fields in records
         ]
-
-    def _readable(self, job_id: str, fields: Mapping[str, str], now: float) -> Job:
-        """A job from its record; an unreadable record is reported as a failed job."""
-        try:
-            return job_of(job_id, fields, now)
-        except (KeyError, TypeError, ValueError) as error:
-            reason = f"its record cannot be read: {type(error).__name__}: {error}"
-            status = JobStatus(
-                job_id=job_id,
-                name=job_id,
-                tenant=self._tenants.get(job_id, ""),
-                state=JobState.FAILED,
-                reason=reason,
-            )
-            return Job(status=status, spec="", artifacts={})
 
     async def _read_of(self, tenant: str, job_ids: Sequence[str]) -> dict[str, Job | None]:
         """Records of those jobs that belong to a tenant (empty: all); reads no others."""

@@ -21,6 +21,7 @@ TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE, EXPIRIES, NOTICES = (
 DELETED_REQUESTS = "{registry}:deleted_requests"
 _DELETED_REQUESTS_S = 7 * 86400
 _CHUNK = 200
+_UPLOADS = ("code", "data")  # fields of records and of specs
 log = Log("jobs")
 
 
@@ -58,20 +59,20 @@ class Registry:
         return [job_id.decode() for job_id in found]
 
     async def used_digests(self, *, but: str) -> set[str]:
-        """Digests of model files and code that any job refers to, apart from one job."""
+        """Digests of model files and uploads that any job refers to, apart from one job."""
         found = set[str]()
         async for job_ids in self._all():
             others = [job_id for job_id in job_ids if job_id != but]
-            records = await self._fields(others, "artifacts", "code")
-            for job_id, (artifacts, code) in zip(others, records, strict=True):
+            records = await self._fields(others, "artifacts", *_UPLOADS)
+            for job_id, (artifacts, *uploads) in zip(others, records, strict=True):
                 found |= {*json.loads(artifacts or "{}").values()}
-                found.add(await self._code_of_spec(job_id) if code is None else code)
-        return found - {""}
+                found |= await self._uploads(job_id, uploads)
+        return found
 
-    async def code_of(self, job_id: str) -> str:
-        """The digest of a job's code; empty: it has none."""
-        ((code,),) = await self._fields([job_id], "code")
-        return await self._code_of_spec(job_id) if code is None else code
+    async def uploads_of(self, job_id: str) -> set[str]:
+        """The digests of what was uploaded for a job: its code and data."""
+        (uploads,) = await self._fields([job_id], *_UPLOADS)
+        return await self._uploads(job_id, uploads)
 
     async def bury(self, job_id: str) -> None:
         """From now on the request that has submitted the job is answered with `DeletedError`."""
@@ -116,13 +117,16 @@ class Registry:
             if not int(cursor):
                 return found
 
-    async def _code_of_spec(self, job_id: str) -> str:
-        """Of a record that was written before records named it."""
-        tenant: bytes | None = await self._store.command("HGET", TENANTS, job_id)
-        if tenant is None:
-            return ""
+    async def _uploads(self, job_id: str, noted: Sequence[str | None]) -> set[str]:
+        """What a record names, or else the spec: older records do not name all."""
+        found = {each for each in noted if each}
+        if None not in noted:
+            return found
+        tenant: bytes = await self._store.command("HGET", TENANTS, job_id) or b""
         text = await self._store.command("GET", job_key(tenant.decode(), job_id, "spec"))
-        return str((json.loads(text or "{}").get("code") or {}).get("digest", ""))
+        spec = json.loads(text or "{}")
+        found |= {str((spec.get(name) or {}).get("digest", "")) for name in _UPLOADS}
+        return found - {""}
 
     async def _all(self) -> AsyncIterator[list[str]]:
         start = 0

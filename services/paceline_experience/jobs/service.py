@@ -123,7 +123,7 @@ class JobService:
         if self._own_functions is not None:
             await self._own_functions.check(spec)
         sources = await sources_of(spec, self._own_tasks, data)
-        with self._artifacts.submitting():
+        async with self._artifacts.submitting():
             job = await self._create(spec, request_id, await self._artifacts.put(files))
         if not job.status.state.terminal:
             with suppress(OverError):
