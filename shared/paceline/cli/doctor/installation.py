@@ -160,7 +160,7 @@ def _setting(client: Redis, name: str) -> str:
     import redis
 
     try:
-        found: dict[str, str] = client.config_get(name)
+        found = client.config_get(name)
     except redis.ResponseError:
         return ""
-    return str(found.get(name, ""))
+    return str(found.get(name) or "")
