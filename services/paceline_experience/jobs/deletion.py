@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
+from pydantic import TypeAdapter
+
 from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError, StateError
 from paceline.telemetry.logs import Log
@@ -43,6 +45,9 @@ class _Mark:
     uploads: tuple[str, ...] = ()
     tracked: bool = False
     submitted: bool = True  # else whoever submits it will try again
+
+
+_MARK = TypeAdapter(_Mark)  # ignores what another version has noted besides
 
 
 class Deletion:
@@ -141,7 +146,7 @@ class Deletion:
 
     async def _mark_of(self, job_id: str) -> _Mark | None:
         text: bytes | None = await self._store.command("HGET", _MARKS, job_id)
-        return None if text is None else _Mark(**json.loads(text))
+        return None if text is None else _MARK.validate_json(text)
 
     async def _advance(self, job_id: str) -> bool:
         """Go on with a deletion; returns whether nothing is left after `wait_s`."""
