@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 
 from paceline.code.folders import CodeFolders
 from paceline.code.function_process import MODULE as FUNCTIONS
@@ -70,7 +71,8 @@ from paceline_experience.usage.tenants import Tenants
 from paceline_experience.webhooks.outbox import Webhooks
 
 _MEMBERS_INTERVAL_S = 1.0
-_RECORDS_INTERVAL_S = 1.0
+_RECORDS_SWEEPS = 2  # what a crash has left undone is looked for with every second sweep
+_WEBHOOKS_INTERVAL_S = 1.0
 _SLOW_SWEEP_S = 0.2  # after which the next job is not kept waiting
 log = Log("experience")
 
@@ -102,23 +104,7 @@ class ExperienceService(Service):
         self._own_tasks = self._make_own_tasks()
         self._own_functions = self._make_own_functions()
         self._data = DataOfJobs(folders=self._code, jobs=self._jobs, options=options)
-        self._ledgers = Ledgers(
-            store=store,
-            jobs=self._jobs,
-            history=self._history,
-            hooks=self._hooks,
-            opened=self._opened,
-            options=options,
-            owner=self._settings.worker_id,
-            quotas=self._quotas,
-            watermarks=self._watermarks,
-            tracer=chassis.tracer,
-            meter=self._meter,
-            dry_run=self._dry_run,
-            own_tasks=self._own_tasks,
-            own_functions=self._own_functions,
-            data=self._data,
-        )
+        self._ledgers = self._make_ledgers(chassis)
         self._collector = JobMetricsCollector(
             self._metrics,
             usage=chassis.usage,
@@ -146,6 +132,25 @@ class ExperienceService(Service):
         self._deletion = self._make_deletion()
         self._training = self._make_training()
         self._add_servicers(chassis)
+
+    def _make_ledgers(self, chassis: Chassis) -> Ledgers:
+        return Ledgers(
+            store=self._store,
+            jobs=self._jobs,
+            history=self._history,
+            hooks=self._hooks,
+            opened=self._opened,
+            options=self._options,
+            owner=self._settings.worker_id,
+            quotas=self._quotas,
+            watermarks=self._watermarks,
+            tracer=chassis.tracer,
+            meter=lambda job_id: self._collector.meter(job_id),
+            dry_run=self._dry_run,
+            own_tasks=self._own_tasks,
+            own_functions=self._own_functions,
+            data=self._data,
+        )
 
     def _make_job_service(self) -> JobService:
         return JobService(
@@ -231,10 +236,9 @@ class ExperienceService(Service):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_members(), name="members")
             tasks.create_task(self._keep_ownership(), name="ownership")
-            tasks.create_task(self._open_ledgers(), name="open")
             tasks.create_task(self._sweep(tasks), name="sweep")
-            tasks.create_task(self._follow_records(), name="records")
-            tasks.create_task(self._notify(), name="webhooks")
+            for each in self._repeated():
+                tasks.create_task(self._repeat(*each))
             tasks.create_task(self._own_tasks.follow(self._live_code), name="packages")
             tasks.create_task(self._follow_roster(), name="roster")
             tasks.create_task(self._liveness.run(), name="liveness")
@@ -242,6 +246,17 @@ class ExperienceService(Service):
             tasks.create_task(self._collector.run_waits(), name="waits")
             tasks.create_task(self._collector.run_collect(), name="collect")
             tasks.create_task(self._collector.run_verify(), name="verify")
+
+    def _repeated(self) -> list[tuple[Callable[[], Awaitable[object]], str, float]]:
+        """What is done over and over, what to log when it fails, and seconds in between."""
+        sweep_s = self._options.sweep_s
+        repair_s = _RECORDS_SWEEPS * sweep_s
+        return [
+            (self._ledgers.open_missing, "cannot open jobs", sweep_s),
+            (self._job_service.pausing.repair, "cannot follow the records of jobs", repair_s),
+            (self._deletion.sweep, "cannot look for jobs to delete", repair_s),
+            (self._webhooks.sweep, "cannot look for webhooks", _WEBHOOKS_INTERVAL_S),
+        ]
 
     async def _follow_members(self) -> None:
         """Awaits nothing else: the roster takes a late call for a frozen process."""
@@ -263,33 +278,16 @@ class ExperienceService(Service):
             await self._presence.sweep()
             await asyncio.sleep(self._options.sweep_s)
 
-    async def _open_ledgers(self) -> None:
-        """In a task of its own: plug-ins of a job may take long to try."""
+    async def _repeat(
+        self, step: Callable[[], Awaitable[object]], failing: str, interval_s: float
+    ) -> None:
+        """Do something over and over, in a task of its own, so that it may take long."""
         while True:
             try:
-                await self._ledgers.open_missing()
+                await step()
             except PacelineError as error:
-                log.warning("cannot open jobs", error=error)
-            await asyncio.sleep(self._options.sweep_s)
-
-    async def _follow_records(self) -> None:
-        """Do what records of jobs ask for and a crash has left undone."""
-        while True:
-            try:
-                await self._job_service.pausing.repair()
-                await self._deletion.sweep()
-            except PacelineError as error:
-                log.warning("cannot follow the records of jobs", error=error)
-            await asyncio.sleep(max(self._options.sweep_s, _RECORDS_INTERVAL_S))
-
-    async def _notify(self) -> None:
-        """In a task of its own: receivers may be slow."""
-        while True:
-            try:
-                await self._webhooks.sweep()
-            except PacelineError as error:
-                log.warning("cannot look for webhooks", error=error)
-            await asyncio.sleep(_RECORDS_INTERVAL_S)
+                log.warning(failing, error=error)
+            await asyncio.sleep(interval_s)
 
     async def _sweep(self, tasks: asyncio.TaskGroup) -> None:
         """Sweep one job after the other; a slow one continues in the background."""
@@ -321,6 +319,8 @@ class ExperienceService(Service):
     async def close(self) -> None:
         """Close ledgers and store."""
         await self._job_service.submissions.close()
+        await self._webhooks.close()
+        await self._deletion.close()
         await self._training.close()
         await self._ledgers.close()
         await self._dry_run.close()
@@ -359,7 +359,7 @@ class ExperienceService(Service):
 
     def _add_servicers(self, chassis: Chassis) -> None:
         settings = self._options.webhooks
-        self._webhooks = Webhooks(store=self._store, jobs=self._jobs, settings=settings)
+        self._webhooks = Webhooks(store=self._store, settings=settings)
         jobs = JobsServicer(
             job_service=self._job_service,
             jobs=self._jobs,

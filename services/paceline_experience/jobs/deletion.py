@@ -10,8 +10,12 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
+
+from pydantic import TypeAdapter
 
 from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError, StateError
@@ -28,6 +32,8 @@ from paceline_experience.store.keys import all_keys
 from paceline_experience.store.store import Store
 
 SETTLE_S = 3.0  # workers that are not in the roster yet have so long to join
+WAIT_S = 1.0  # for a deletion, which then goes on in the background
+_AT_A_TIME = 4  # jobs whose files are removed: disks that hang hold threads
 _TRACKERS_S = 60.0  # how long trackers may take to write the end of a job
 _UNFINISHED_S = 60.0  # how long a job without a record waits for its request to come again
 log = Log("deletion")
@@ -37,9 +43,12 @@ log = Log("deletion")
 class _Mark:
     tenant: str
     artifacts: tuple[str, ...] = ()
-    code: str = ""
+    uploads: tuple[str, ...] = ()
     tracked: bool = False
     submitted: bool = True  # else whoever submits it will try again
+
+
+_MARK = TypeAdapter(_Mark)  # ignores what another version has noted besides
 
 
 class Deletion:
@@ -56,6 +65,7 @@ class Deletion:
         roster: Roster,
         files: JobFiles,
         settle_s: float = SETTLE_S,
+        wait_s: float = WAIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -66,12 +76,15 @@ class Deletion:
         self._roster = roster
         self._files = files
         self._settle_s = settle_s
+        self._wait_s = wait_s
         self._clock = clock
         self._idle_since: dict[str, float] = {}  # since when no worker of it has been seen
         self._over_since: dict[str, float] = {}
         self._cleaned: dict[str, float] = {}  # when its files were first removed
         self._unfinished_since: dict[str, float] = {}
-        self._lock = asyncio.Lock()
+        self._running: dict[str, asyncio.Task[bool]] = {}
+        self._slow: set[str] = set()  # nobody waits for these any more
+        self._threads = ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="deletion")
 
     async def delete(self, job_id: str, *, force: bool) -> bool:
         """Begin to delete a job, or go on; returns whether nothing of it is left.
@@ -113,21 +126,31 @@ class Deletion:
     async def sweep(self) -> None:
         """Go on with all deletions, and begin those of jobs whose time to live has passed."""
         for job_id in await self._jobs.registry.expired():
-            if await self._mark_of(job_id) is None:
-                await self._mark(await self._jobs.get(job_id))
-                log.info("its time to live has passed", job=job_id)
+            with self._ledgers.isolate("cannot delete yet", job_id):
+                if await self._mark_of(job_id) is None:
+                    await self._mark(await self._jobs.get(job_id))
+                    log.info("its time to live has passed", job=job_id)
         await self._jobs.registry.forget_requests()
         await self._abandon_unfinished()
         names: list[bytes] = await self._store.command("HKEYS", MARKS)
         for job_id in (name.decode() for name in names):
-            with self._ledgers.isolate("cannot delete yet", job_id):
-                await self._advance(job_id)
+            if job_id not in self._running:
+                with self._ledgers.isolate("cannot delete yet", job_id):
+                    await self._advance(job_id)
+
+    async def close(self) -> None:
+        """Stop deleting; the next process goes on."""
+        tasks = [*self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _mark(self, job: Job) -> None:
         mark = _Mark(
             tenant=job.status.tenant,
             artifacts=tuple(sorted(set(job.artifacts.values()))),
-            code=await self._jobs.registry.code_of(job.status.job_id),
+            uploads=tuple(sorted(await self._jobs.registry.uploads_of(job.status.job_id))),
             tracked=bool(job.status.tracking),
         )
         text = json.dumps(asdict(mark))
@@ -135,16 +158,35 @@ class Deletion:
 
     async def _mark_of(self, job_id: str) -> _Mark | None:
         text: bytes | None = await self._store.command("HGET", MARKS, job_id)
-        return None if text is None else _Mark(**json.loads(text))
+        return None if text is None else _MARK.validate_json(text)
 
     async def _advance(self, job_id: str) -> bool:
-        async with self._lock:
-            mark = await self._mark_of(job_id)
-            if mark is None:
-                return True
-            if not await self._is_still(job_id):
-                return False
-            return await self._remove(job_id, mark)
+        """Go on with a deletion; returns whether nothing is left after `wait_s`."""
+        task = self._running.get(job_id)
+        if task is None:
+            task = asyncio.create_task(self._go_on(job_id), name=f"deletion of {job_id}")
+            self._running[job_id] = task
+            task.add_done_callback(partial(self._stopped, job_id))
+        await asyncio.wait({task}, timeout=self._wait_s)
+        if not task.done():
+            self._slow.add(job_id)
+            return False
+        return task.result()
+
+    def _stopped(self, job_id: str, task: asyncio.Task[bool]) -> None:
+        del self._running[job_id]
+        error = None if task.cancelled() else task.exception()
+        if error is not None and job_id in self._slow:
+            log.warning("cannot delete yet", job=job_id, error=error)
+        self._slow.discard(job_id)
+
+    async def _go_on(self, job_id: str) -> bool:
+        mark = await self._mark_of(job_id)
+        if mark is None:
+            return True
+        if not await self._is_still(job_id):
+            return False
+        return await self._remove(job_id, mark)
 
     async def _is_still(self, job_id: str) -> bool:
         """Whether the job is over, and none of its workers can write any more."""
@@ -157,6 +199,7 @@ class Deletion:
             with suppress(StateError):
                 await self._job_service.cancel(job_id, reason="it is to be deleted")
             return False
+        await self._jobs.registry.note_end(status)  # its webhook hears of it in any case
         now = self._clock()
         workers = self._roster.workers(Query(job_id=job_id))
         if any(each.job_id == job_id for each in workers):
@@ -175,7 +218,8 @@ class Deletion:
         await self._job_service.forget(job_id)
         keys = all_keys(mark.tenant, job_id)
         await self._store.command("UNLINK", *keys)
-        await asyncio.to_thread(self._files.remove, job_id)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._threads, self._files.remove, job_id)
         await self._discard(job_id, mark)
         now = self._clock()
         if mark.tracked and now - self._cleaned.setdefault(job_id, now) < self._settle_s:
@@ -189,14 +233,14 @@ class Deletion:
         return True
 
     async def _discard(self, job_id: str, mark: _Mark) -> None:
-        """Delete model files that no other job has; code then counts as unused.
+        """Delete model files that no other job has; its uploads then count as unused.
 
         Raises:
             UnavailableError: a job that is being submitted may need them.
         """
-        with self._artifacts.undisturbed() as check:
-            used = await self._jobs.registry.used_digests(but=job_id)
-            check()
+        before = self._artifacts.submissions
+        used = await self._jobs.registry.used_digests(but=job_id)
+        async with self._artifacts.undisturbed(since=before):
             await self._artifacts.discard(set(mark.artifacts) - used)
-            if mark.code and mark.code not in used:
-                await self._artifacts.release_code(mark.tenant, mark.code)
+            for digest in set(mark.uploads) - used:
+                await self._artifacts.release_code(mark.tenant, digest)

@@ -19,8 +19,8 @@ from paceline.errors import (
     StateError,
 )
 from paceline.text import clipped
-from paceline.types import Job, JobStatus, TrackerStatus
-from paceline_experience.jobs.record import TRACKING, decoded, job_of, size_of
+from paceline.types import Job, TrackerStatus
+from paceline_experience.jobs.record import TRACKING, decoded, readable_job, size_of
 from paceline_experience.jobs.registration import Registration, Value, quota_error
 from paceline_experience.jobs.registry import INDEX, LIVE, TENANTS, Registry
 from paceline_experience.store.keys import JobKeys
@@ -97,10 +97,6 @@ class JobStore:
         request_id: str,
         prepared: Mapping[str, Value],
     ) -> Job:
-        if spec.ttl_seconds_after_finished is not None:
-            await self.registry.expire(job_id, spec.ttl_seconds_after_finished)
-        if spec.notify is not None:
-            await self.registry.tell(job_id)
         text = spec.model_dump_json()
         fields: dict[str, Value] = {
             "name": spec.name,
@@ -108,6 +104,7 @@ class JobStore:
             "artifacts": json.dumps(dict(artifacts)),
             "state": JobState.QUEUED,
             "code": spec.code.digest if spec.code is not None else "",
+            "data": spec.data.digest if spec.data is not None else "",
             "created": repr(await self._store.now()),
         }
         for tracker in spec.tracking:
@@ -190,7 +187,7 @@ class JobStore:
                 if job is None:
                     continue
                 if only_live and job.status.state.terminal:
-                    await self._unlist(job_id)
+                    await self.registry.note_end(job.status)
                 elif not wanted or job.status.state in wanted:
                     found.append(job)
                     num_bytes += size_of(job)
@@ -251,9 +248,9 @@ class JobStore:
         found: list[bytes] = await self._store.command("ZRANGE", LIVE, 0, -1)
         job_ids = [name.decode() for name in found]
         jobs = await self._read(job_ids)
-        for job_id, job in zip(job_ids, jobs, strict=True):
+        for job in jobs:
             if job is not None and job.status.state.terminal:
-                await self._unlist(job_id)
+                await self.registry.note_end(job.status)
         return [job_id for job_id, job in zip(job_ids, jobs, strict=True) if job is None]
 
     async def transition(
@@ -271,9 +268,10 @@ class JobStore:
         flat = [part for item in changes.items() for part in item]
         now = repr(await self._store.now())
         await self._store.run("job_transition", [key], job_id, to, origins, once, now, *flat)
+        job = await self.get(job_id)
         if to.terminal:
-            await self._unlist(job_id)
-        return await self.get(job_id)
+            await self.registry.note_end(job.status)
+        return job
 
     async def cancel(self, job_id: str, *, reason: str = "") -> Job:
         """Start to cancel a job.
@@ -356,23 +354,9 @@ class JobStore:
                 found = await pipe.execute()
         records = zip(job_ids, map(decoded, found), strict=True)
         return [
-            self._readable(job_id, fields, now) if fields else None for job_id, fields in records
+            readable_job(job_id, self._tenants.get(job_id, ""), fields, now) if fields else None
+            for job_id, fields in records
         ]
-
-    def _readable(self, job_id: str, fields: Mapping[str, str], now: float) -> Job:
-        """A job from its record; an unreadable record is reported as a failed job."""
-        try:
-            return job_of(job_id, fields, now)
-        except (KeyError, TypeError, ValueError) as error:
-            reason = f"its record cannot be read: {type(error).__name__}: {error}"
-            status = JobStatus(
-                job_id=job_id,
-                name=job_id,
-                tenant=self._tenants.get(job_id, ""),
-                state=JobState.FAILED,
-                reason=reason,
-            )
-            return Job(status=status, spec="", artifacts={})
 
     async def _read_of(self, tenant: str, job_ids: Sequence[str]) -> dict[str, Job | None]:
         """Records of those jobs that belong to a tenant (empty: all); reads no others."""
@@ -420,9 +404,6 @@ class JobStore:
         """Add to the live jobs, from which `repair` may have removed it."""
         number = await self._store.command("ZSCORE", INDEX, job_id)
         await self._store.command("ZADD", LIVE, "NX", number, job_id)
-
-    async def _unlist(self, job_id: str) -> None:
-        await self._store.command("ZREM", LIVE, job_id)
 
     @staticmethod
     def _key(tenant: str, job_id: str, name: str = "record") -> str:

@@ -54,6 +54,18 @@ def job_of(job_id: str, fields: Mapping[str, str], now: float) -> Job:
     return Job(status=status, spec="", artifacts=json.loads(fields["artifacts"]))
 
 
+def readable_job(job_id: str, tenant: str, fields: Mapping[str, str], now: float) -> Job:
+    """As `job_of`; an unreadable record is reported as a failed job of `tenant`."""
+    try:
+        return job_of(job_id, fields, now)
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"its record cannot be read: {type(error).__name__}: {error}"
+        status = JobStatus(
+            job_id=job_id, name=job_id, tenant=tenant, state=JobState.FAILED, reason=reason
+        )
+        return Job(status=status, spec="", artifacts={})
+
+
 def _seconds(fields: Mapping[str, str], name: str) -> float:
     return float(fields.get(name, 0.0))
 

@@ -6,12 +6,16 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from paceline.errors import DeletedError, UnavailableError
+from paceline.errors import DeletedError, InvalidError, UnavailableError
+from paceline.telemetry.logs import Log
+from paceline.types import Job, JobStatus
+from paceline_experience.jobs.record import parse_spec
 from paceline_experience.store.store import Store, job_key
+from paceline_experience.webhooks.notice import notice_of
 
-TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE, TTLS, WEBHOOKS = (
+TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE, EXPIRIES, NOTICES = (
     f"{{registry}}:{name}"
-    for name in ("tenants", "requests", "jobs", "live", "sequence", "ttls", "webhooks")
+    for name in ("tenants", "requests", "jobs", "live", "sequence", "expiries", "notices")
 )
 # Hash: job -> what its deletion has to know once its record is gone.
 MARKS = "{registry}:deleting"
@@ -19,6 +23,8 @@ MARKS = "{registry}:deleting"
 DELETED_REQUESTS = "{registry}:deleted_requests"
 _DELETED_REQUESTS_S = 7 * 86400
 _CHUNK = 200
+_UPLOADS = ("code", "data")  # fields of records and of specs
+log = Log("jobs")
 
 
 class Registry:
@@ -27,44 +33,48 @@ class Registry:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def expire(self, job_id: str, ttl_s: float) -> None:
-        """The job is to be deleted so many seconds after its end."""
-        await self._store.command("ZADD", TTLS, ttl_s, job_id)
+    async def note_end(self, status: JobStatus) -> None:
+        """A job is over: note when it is to be deleted and which webhook hears of it.
 
-    async def tell(self, job_id: str) -> None:
-        """The job has a webhook, which is to hear of its end."""
-        progress = {"first": 0.0, "attempt": 0, "due": 0.0}
-        await self._store.command("HSETNX", WEBHOOKS, job_id, json.dumps(progress))
+        It counts as live until that is noted, so whoever finds it among live jobs may repeat this.
+        """
+        job_id = status.job_id
+        text: bytes | None = await self._store.command(
+            "GET", job_key(status.tenant, job_id, "spec")
+        )
+        due, notice = "", b""
+        try:
+            spec = parse_spec(Job(status=status, spec=(text or b"").decode(), artifacts={}))
+        except InvalidError as error:
+            log.warning("ends without notice or time to live", job=job_id, error=error)
+        else:
+            if spec.ttl_seconds_after_finished is not None:
+                due = repr(await self._store.now() + spec.ttl_seconds_after_finished)
+            if spec.notify is not None:
+                notice = notice_of(status, spec.notify).to_json()
+        await self._store.run("job_ended", [LIVE, EXPIRIES, NOTICES], job_id, due, notice)
 
     async def expired(self) -> list[str]:
         """Jobs whose time to live has passed."""
-        pairs: list[Any] = await self._store.command("ZRANGE", TTLS, 0, -1, "WITHSCORES")
-        ttls = {job_id.decode(): float(ttl) for job_id, ttl in _pairs(pairs)}
-        if not ttls:
-            return []
-        now = await self._store.now()
-        ends = await self._fields([*ttls], "ended")
-        return [
-            job_id
-            for (job_id, ttl_s), (ended,) in zip(ttls.items(), ends, strict=True)
-            if ended and float(ended) + ttl_s <= now
-        ]
+        now = repr(await self._store.now())
+        found: list[bytes] = await self._store.command("ZRANGEBYSCORE", EXPIRIES, "-inf", now)
+        return [job_id.decode() for job_id in found]
 
     async def used_digests(self, *, but: str) -> set[str]:
-        """Digests of model files and code that any job refers to, apart from one job."""
+        """Digests of model files and uploads that any job refers to, apart from one job."""
         found = set[str]()
         async for job_ids in self._all():
             others = [job_id for job_id in job_ids if job_id != but]
-            records = await self._fields(others, "artifacts", "code")
-            for job_id, (artifacts, code) in zip(others, records, strict=True):
+            records = await self._fields(others, "artifacts", *_UPLOADS)
+            for job_id, (artifacts, *uploads) in zip(others, records, strict=True):
                 found |= {*json.loads(artifacts or "{}").values()}
-                found.add(await self._code_of_spec(job_id) if code is None else code)
-        return found - {""}
+                found |= await self._uploads(job_id, uploads)
+        return found
 
-    async def code_of(self, job_id: str) -> str:
-        """The digest of a job's code; empty: it has none."""
-        ((code,),) = await self._fields([job_id], "code")
-        return await self._code_of_spec(job_id) if code is None else code
+    async def uploads_of(self, job_id: str) -> set[str]:
+        """The digests of what was uploaded for a job: its code and data."""
+        (uploads,) = await self._fields([job_id], *_UPLOADS)
+        return await self._uploads(job_id, uploads)
 
     async def abandon(self, job_id: str, tenant: str) -> None:
         """What there is of a job without a record is to be deleted; its request may come again."""
@@ -122,8 +132,9 @@ class Registry:
         """Remove a job from all lists, together with other commands on keys of the registry."""
         tenant: bytes | None = await self._store.command("HGET", TENANTS, job_id)
         requests = await self._requests_of(job_id)
-        gone: list[tuple[str | int, ...]] = [("ZREM", each, job_id) for each in (INDEX, LIVE, TTLS)]
-        gone.append(("HDEL", WEBHOOKS, job_id))
+        gone: list[tuple[str | int, ...]] = [
+            ("ZREM", each, job_id) for each in (INDEX, LIVE, EXPIRIES)
+        ]
         gone += [("HDEL", REQUESTS, name) for name in requests]
         if tenant is not None:
             gone.append(("HDEL", TENANTS, job_id))
@@ -139,13 +150,16 @@ class Registry:
             if not int(cursor):
                 return found
 
-    async def _code_of_spec(self, job_id: str) -> str:
-        """Of a record that was written before records named it."""
-        tenant: bytes | None = await self._store.command("HGET", TENANTS, job_id)
-        if tenant is None:
-            return ""
+    async def _uploads(self, job_id: str, noted: Sequence[str | None]) -> set[str]:
+        """What a record names, or else the spec: older records do not name all."""
+        found = {each for each in noted if each}
+        if None not in noted:
+            return found
+        tenant: bytes = await self._store.command("HGET", TENANTS, job_id) or b""
         text = await self._store.command("GET", job_key(tenant.decode(), job_id, "spec"))
-        return str((json.loads(text or "{}").get("code") or {}).get("digest", ""))
+        spec = json.loads(text or "{}")
+        found |= {str((spec.get(name) or {}).get("digest", "")) for name in _UPLOADS}
+        return found - {""}
 
     async def _all(self) -> AsyncIterator[list[str]]:
         start = 0

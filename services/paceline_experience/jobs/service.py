@@ -141,7 +141,7 @@ class JobService:
             await self._own_functions.check(spec)
         sources = await sources_of(spec, self._own_tasks, data)
         prepared = await self._prepared(spec, request_id)
-        with self._artifacts.submitting():
+        async with self._artifacts.submitting():
             artifacts = await self._artifacts.put(files)
             job = await self._create(spec, request_id, artifacts, prepared)
         if not job.status.state.terminal:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import BinaryIO
 
 from paceline.digest import digest_of
@@ -26,28 +27,32 @@ class ArtifactStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._submissions = self._submitting = 0
+        self.submissions = 0  # so far
+        self._submitting = 0
+        self._lock = asyncio.Lock()  # held while files are deleted
 
-    @contextmanager
-    def submitting(self) -> Generator[None]:
+    @asynccontextmanager
+    async def submitting(self) -> AsyncGenerator[None]:
         """While a job is stored whose files may be those of a job that is being deleted."""
-        self._submissions += 1
-        self._submitting += 1
+        async with self._lock:
+            self.submissions += 1
+            self._submitting += 1
         try:
             yield
         finally:
             self._submitting -= 1
 
-    @contextmanager
-    def undisturbed(self) -> Generator[Callable[[], None]]:
-        """Yields a check that no job has been submitted since; it raises `UnavailableError`."""
-        before = self._submissions
+    @asynccontextmanager
+    async def undisturbed(self, *, since: int) -> AsyncGenerator[None]:
+        """While files of jobs are deleted: no job is submitted, and none was since that many.
 
-        def check() -> None:
-            if self._submitting or self._submissions != before:
+        Raises:
+            UnavailableError: one was, or is being submitted.
+        """
+        async with self._lock:
+            if self._submitting or self.submissions != since:
                 raise UnavailableError("jobs are being submitted; its files are deleted later")
-
-        yield check
+            yield
 
     async def discard(self, digests: Collection[str]) -> None:
         """Delete files that no job refers to any more."""

@@ -1,25 +1,27 @@
-"""Which jobs have a webhook that has not heard of their end yet. At least once, with a fixed id."""
+"""Which ends of jobs webhooks have not accepted yet. At least once, with a fixed id."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
-from typing import Any
 
 from paceline.config import JobSpec
 from paceline.config.lifecycle.webhooks import WebhookSettings
-from paceline.errors import NotFoundError, PacelineError, PermissionDeniedError
+from paceline.errors import InvalidError, PermissionDeniedError
+from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.telemetry.logs import Log
 from paceline.transport.rpc import backoff_s
-from paceline.types import Job
-from paceline_experience.jobs.jobs import JobStore
-from paceline_experience.jobs.registry import WEBHOOKS
+from paceline_experience.jobs.registry import NOTICES
 from paceline_experience.store.store import Store
+from paceline_experience.webhooks.notice import Notice, parse_notice
 from paceline_experience.webhooks.sender import WebhookSender, check_url, secret_of
 
 log = Log("webhooks")
-_AT_ONCE = 20  # of one sweep, as a slow receiver must not keep all others waiting for long
+# At a time, so that slow receivers of one tenant do not keep those of others waiting.
+_AT_A_TIME, _OF_TENANT = 32, 4
+_WAIT_S = 1.0
 
 
 class Webhooks:
@@ -29,18 +31,18 @@ class Webhooks:
         self,
         *,
         store: Store,
-        jobs: JobStore,
         settings: WebhookSettings,
         sender: WebhookSender | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
-        self._jobs = jobs
         self._settings = settings
         self._sender = sender or WebhookSender(
             origins=settings.origins, timeout_s=settings.timeout_s
         )
         self._clock = clock
+        self._slots = FairQueue(_AT_A_TIME, most_of_tenant=_OF_TENANT)
+        self._sending: dict[str, asyncio.Task[None]] = {}
 
     def check(self, spec: JobSpec) -> None:
         """Check a job before it is accepted.
@@ -56,67 +58,71 @@ class Webhooks:
             secret_of(self._settings.secrets, spec.tenant, spec.notify.secret)
 
     async def sweep(self) -> None:
-        """Send what is due; call it every second or so."""
-        found: dict[bytes, bytes] = (await self._store.hashes(WEBHOOKS))[0]
-        now, left = self._clock(), _AT_ONCE
+        """Send what is due; call it every second or so. What takes longer goes on meanwhile."""
+        found: dict[bytes, bytes] = (await self._store.hashes(NOTICES))[0]
+        now = self._clock()
         for name, text in found.items():
-            progress: dict[str, Any] = json.loads(text)
-            if progress["due"] > now or not left:
+            job_id = name.decode()
+            if job_id in self._sending:
                 continue
             try:
-                job = await self._jobs.get(name.decode())
-            except NotFoundError:
-                await self._store.command("HDEL", WEBHOOKS, name)
+                notice = parse_notice(text)
+            except InvalidError as error:
+                log.error("webhook given up", job=job_id, error=error)
+                await self._store.command("HDEL", NOTICES, job_id)
                 continue
-            if job.status.state.terminal:
-                left -= 1
-                await self._try(job, progress, now)
+            if notice.due <= now:
+                self._sending[job_id] = asyncio.create_task(self._try_in_turn(notice))
+                self._sending[job_id].add_done_callback(
+                    lambda _, job_id=job_id: self._sending.pop(job_id, None)
+                )
+        if self._sending:
+            await asyncio.wait([*self._sending.values()], timeout=_WAIT_S)
 
-    async def _try(self, job: Job, progress: dict[str, Any], now: float) -> None:
-        job_id = job.status.job_id
-        first = progress["first"] or now
+    async def close(self) -> None:
+        """Stop sending; the next process sends the rest."""
+        tasks = [*self._sending.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _try_in_turn(self, notice: Notice) -> None:
         try:
-            await self._send(job, first)
+            async with self._slots.slot(QueueOwner(notice.tenant, notice.job_id)):
+                await self._try(notice)
+        except Exception:  # the supervisor boundary of this notice; the next sweep tries again
+            log.exception("webhook not tried", job=notice.job_id)
+
+    async def _try(self, notice: Notice) -> None:
+        job_id = notice.job_id
+        try:
+            await self._send(notice)
         except PermissionDeniedError as error:
             log.error("webhook refused", job=job_id, error=error)
-        except PacelineError as error:
-            attempt = progress["attempt"] + 1
-            wait_s = backoff_s(attempt, base_s=1.0, max_s=self._settings.max_backoff_s)
-            if now + wait_s - first < self._settings.give_up_s:
-                log.warning("webhook not reached", job=job_id, error=error, attempt=attempt)
-                later = {"first": first, "attempt": attempt, "due": now + wait_s}
-                await self._store.command("HSET", WEBHOOKS, job_id, json.dumps(later))
+        except Exception as error:  # the supervisor boundary: whatever it is, it was not accepted
+            if (later := self._later(notice)) is not None:
+                log.warning("webhook not reached", job=job_id, error=error, attempt=later.attempt)
+                await self._store.command("HSET", NOTICES, job_id, later.to_json())
                 return
-            log.error("webhook given up", job=job_id, error=error, attempts=attempt)
+            log.error("webhook given up", job=job_id, error=error, attempts=notice.attempt + 1)
         else:
             log.info("webhook told", job=job_id)
-        await self._store.command("HDEL", WEBHOOKS, job_id)
+        await self._store.command("HDEL", NOTICES, job_id)
 
-    async def _send(self, job: Job, first: float) -> None:
-        notify = JobSpec.model_validate_json(job.spec).notify
-        if notify is None:
-            return
-        status = job.status
-        notice_id = f"{status.job_id}.ended"
-        content = {
-            "type": "job.ended",
-            "id": notice_id,
-            "job_id": status.job_id,
-            "name": status.name,
-            "tenant": status.tenant,
-            "state": status.state,
-            "reason": status.reason,
-            "step": status.step,
-            "eval_reward": status.eval_reward,
-            "finished_at": status.finished_at,
-        }
+    def _later(self, notice: Notice) -> Notice | None:
+        """The notice as it is to be tried again; None: time is up."""
+        wait_s = backoff_s(notice.attempt + 1, base_s=1.0, max_s=self._settings.max_backoff_s)
+        later = notice.failed(self._clock(), wait_s)
+        return later if later.due - later.first < self._settings.give_up_s else None
+
+    async def _send(self, notice: Notice) -> None:
         secret = None
-        if notify.secret:
-            secret = secret_of(self._settings.secrets, status.tenant, notify.secret)
+        if notice.secret:
+            secret = secret_of(self._settings.secrets, notice.tenant, notice.secret)
         await self._sender.send(
-            notify.webhook,
-            json.dumps(content).encode(),
-            notice_id=notice_id,
+            notice.url,
+            json.dumps(notice.content).encode(),
+            notice_id=notice.notice_id,
             timestamp=int(self._clock()),
             secret=secret,
         )

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ from urllib.parse import urlsplit
 from paceline.errors import InvalidError, PermissionDeniedError, UnavailableError
 
 _PORTS = {"http": 80, "https": 443}
+# Labels as DNS has them, with the underscores of internal hosts.
+_HOST_BYTES = 253
+_HOST = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 Resolve = Callable[[str, int], Sequence[str]]
 
 
@@ -30,8 +34,10 @@ def check_url(url: str, allowed: Sequence[str]) -> tuple[str, str, int]:
 
     Raises:
         PermissionDeniedError: it does not.
-        InvalidError: it is no URL, or has a user or password in it.
+        InvalidError: it is no URL, has a user or password in it, or a host that DNS cannot have.
     """
+    if not url.isprintable():  # parsers differ in whether they drop control characters
+        raise InvalidError("notify.webhook: has characters that a URL cannot have")
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port
@@ -39,6 +45,10 @@ def check_url(url: str, allowed: Sequence[str]) -> tuple[str, str, int]:
         raise InvalidError("notify.webhook: is not a URL") from None
     if parts.scheme not in _PORTS or not host or parts.username or parts.password:
         raise InvalidError("notify.webhook: an http(s) URL without user and password is needed")
+    if not _is_host(host):
+        raise InvalidError(
+            f"notify.webhook: {host!r} is neither a host name in ASCII nor an address"
+        )
     port = port or _PORTS[parts.scheme]
     if not any(_matches(each, parts.scheme, host, port) for each in allowed):
         origins = ", ".join(allowed) or "none"
@@ -47,6 +57,15 @@ def check_url(url: str, allowed: Sequence[str]) -> tuple[str, str, int]:
             f"(experience option webhooks.origins); allowed are: {origins}"
         )
     return parts.scheme, host, port
+
+
+def _is_host(name: str) -> bool:
+    if len(name) <= _HOST_BYTES and _HOST.fullmatch(name):
+        return True
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 def _matches(origin: str, scheme: str, host: str, port: int) -> bool:
@@ -159,6 +178,6 @@ class WebhookSender:
 def _resolved(host: str, port: int) -> list[str]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter of names that cannot be encoded
         return []
     return [str(each[4][0]) for each in found]

@@ -326,6 +326,7 @@ class Site:
             job_service=self.job_service,
             roster=self.roster,
             files=files,
+            wait_s=60,
             clock=self.clock.now,
         )
         self.training = Training(

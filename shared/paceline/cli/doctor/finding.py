@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Condition(StrEnum):
-    """How well something is."""
+    """How well something is; the worst last."""
 
     OK = "ok"
     NOTE = "note"  # works, but could do more

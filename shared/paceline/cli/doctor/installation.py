@@ -7,16 +7,25 @@ from argparse import Namespace
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 
 from paceline import __version__
-from paceline.cli.doctor.finding import Finding, broken, note, ok
+from paceline.cli.doctor.finding import Condition, Finding, broken, note, ok
 from paceline.cli.remote import DEFAULT_RUN_DIR, client_of
-from paceline.config.store_url import without_secrets
-from paceline.errors import AuthenticationError, PacelineError, PermissionDeniedError
+from paceline.config.store_url import plain, without_secrets
+from paceline.errors import (
+    AuthenticationError,
+    PacelineError,
+    PermissionDeniedError,
+    StoreError,
+)
 from paceline.files import read_json
 from paceline.local.ports import is_free
+
+if TYPE_CHECKING:
+    from redis import Redis, RedisCluster
 
 DEFAULT_PORT = 8300
 _HUB = "https://huggingface.co"
@@ -40,22 +49,45 @@ def store(url: str) -> Finding:
         import redis
     except ModuleNotFoundError:
         return broken("store", "redis is not installed", "pip install 'paceline[experience]'")
+    from redis.exceptions import RedisClusterException
+
+    timeouts = {"socket_timeout": _STORE_S, "socket_connect_timeout": _STORE_S}
+    mend = ""
     try:
-        with redis.Redis.from_url(
-            url, socket_timeout=_STORE_S, socket_connect_timeout=_STORE_S
-        ) as client:
-            about = client.info()
-            policy = _setting(client, "maxmemory-policy")
-            durable = _setting(client, "appendonly")
-    except (redis.RedisError, ValueError, OSError) as error:
-        return broken("store", f"{shown}: {error}", f"redis-cli -u {shown} ping")
+        address, is_cluster = plain(url)
+        mend = f"redis-cli -u {without_secrets(address)}"
+        if is_cluster:
+            with redis.RedisCluster.from_url(address, **timeouts) as nodes:
+                return _cluster(nodes, scheme=address.partition("://")[0])
+        with redis.Redis.from_url(address, **timeouts) as client:
+            return _server(client, shown, mend)
+    except StoreError as error:
+        return broken("store", error.message)
+    except (redis.RedisError, RedisClusterException, ValueError, OSError) as error:
+        return broken("store", f"{shown}: {error}", f"{mend} ping")
+
+
+def _cluster(nodes: RedisCluster, *, scheme: str) -> Finding:
+    """The worst of what its primaries show."""
+    found: list[Finding] = []
+    for node in nodes.get_primaries():
+        shown = f"{scheme}://{node.name}"
+        client = nodes.get_redis_connection(node)
+        found.append(_server(client, f"node {shown}", f"redis-cli -u {shown}"))
+    return max(found, key=lambda each: [*Condition].index(each.condition))
+
+
+def _server(client: Redis, shown: str, mend: str) -> Finding:
+    about = client.info()
+    policy = _setting(client, "maxmemory-policy")
+    durable = _setting(client, "appendonly")
     told = f"{shown}: {about.get('server_name', 'redis')} {about.get('redis_version', '?')}"
     if policy not in ("noeviction", ""):
-        mend = f"redis-cli -u {shown} config set maxmemory-policy noeviction"
-        return broken("store", f"{told}; it deletes jobs when it is full ({policy})", mend)
+        told += f"; it deletes jobs when it is full ({policy})"
+        return broken("store", told, f"{mend} config set maxmemory-policy noeviction")
     if durable == "no":
-        mend = f"redis-cli -u {shown} config set appendonly yes"
-        return note("store", f"{told}; it loses jobs with its process (appendonly no)", mend)
+        told += "; it loses jobs with its process (appendonly no)"
+        return note("store", told, f"{mend} config set appendonly yes")
     return ok("store", told)
 
 
@@ -123,12 +155,12 @@ def _same_version(url: str, arguments: Namespace) -> Iterator[Finding]:
         yield note("version", told, f"pip install paceline=={theirs}")
 
 
-def _setting(client: object, name: str) -> str:
+def _setting(client: Redis, name: str) -> str:
     """A setting of the store; empty where it may not be read, as with most managed ones."""
     import redis
 
     try:
-        found: dict[str, str] = client.config_get(name)  # type: ignore[attr-defined]
+        found = client.config_get(name)
     except redis.ResponseError:
         return ""
-    return str(found.get(name, ""))
+    return str(found.get(name) or "")

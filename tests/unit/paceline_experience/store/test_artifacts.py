@@ -1,8 +1,10 @@
+import asyncio
 import hashlib
+from io import BytesIO
 
 import pytest
 
-from paceline.errors import NotFoundError
+from paceline.errors import NotFoundError, UnavailableError
 from paceline_experience.store.artifacts import CHUNK_BYTES, ArtifactStore
 from paceline_experience.store.store import Store
 
@@ -33,3 +35,23 @@ async def test_the_same_content_is_kept_once(store: Store) -> None:
 async def test_an_unknown_digest_is_named(store: Store) -> None:
     with pytest.raises(NotFoundError, match="artifact 'beef' is not known"):
         await content(ArtifactStore(store), "beef")
+
+
+async def test_code_that_a_job_needs_while_it_is_released_stays(store: Store) -> None:
+    artifacts = ArtifactStore(store)
+    await artifacts.put_code("t", "beef", BytesIO(bytes(5 * CHUNK_BYTES)), ["f"])
+
+    async def release() -> None:
+        async with artifacts.undisturbed(since=0):
+            await artifacts.release_code("t", "beef")
+
+    async def submit() -> None:
+        async with artifacts.submitting():
+            await artifacts.keep_code("t", "beef")
+
+    await asyncio.gather(release(), submit())
+    names = [name for name in await store.command("KEYS", "*") if b"uploads" not in name]
+    assert len(names) == 7
+    assert {await store.command("TTL", name) for name in names} == {-1}
+    with pytest.raises(UnavailableError):
+        await release()
