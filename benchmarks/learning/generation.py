@@ -75,7 +75,7 @@ COMPARISONS: dict[str, Comparison] = {
         without={},
         with_method={"experience": {"allocator": {"kind": "dart_rollouts", "slack": 1.5}}},
     ),
-    # A chain of four sums is rewarded only if all are right, which groups hardly ever see; without
+    # A chain of six sums is rewarded only if all are right, which groups hardly ever see; without
     # waves they have as many episodes as others have with them.
     "second_wave": Comparison(
         job="chain",
@@ -83,7 +83,7 @@ COMPARISONS: dict[str, Comparison] = {
         common={"experience": {"filters": []}, "stop": {"steps": 100}},
         without={
             "recipe": [],
-            "experience": {"allocator": None, "advantage_shaping": [], "group_size": 72},
+            "experience": {"allocator": None, "advantage_shaping": [], "group_size": 96},
         },
         with_method={},
     ),
