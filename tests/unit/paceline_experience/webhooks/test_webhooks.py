@@ -200,9 +200,10 @@ async def test_a_job_that_takes_long_to_prepare_is_told_of(
         await setup.webhooks.sweep()
         return {}
 
-    spec = make_spec(setup)
-    job = await setup.site.jobs.create(spec, artifacts={}, prepare=prepare)
-    await setup.site.jobs.transition(job.status.job_id, JobState.FAILED)
+    spec, jobs = make_spec(setup), setup.site.jobs
+    prepared = await jobs.registration.prepare(spec, request_id="r", max_live=None, make=prepare)
+    job = await jobs.create(spec, artifacts={}, request_id="r", prepared=prepared)
+    await jobs.transition(job.status.job_id, JobState.FAILED)
     await setup.webhooks.sweep()
     assert len(receiver.requests) == 1
 
