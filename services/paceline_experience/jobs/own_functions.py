@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -46,8 +46,6 @@ _TRIED_AT_A_TIME = 2  # jobs of a tenant
 _ATTEMPTS = 2  # a process may have died through no fault of the call
 _MAX_PROBLEM_CHARS = 2000
 _OVER = "the job is over"
-# Reward workers may have other packages than this service, except where all share one environment.
-_HAS_PACKAGES_OF_REWARDS = find_spec("math_verify") is not None
 Start = Callable[[], Awaitable[FunctionProcess]]
 log = Log("own-code")
 
@@ -116,7 +114,7 @@ class JobFunctions:
         wrong: list[str] = []
         for each in own_rewards(spec):
             fields = {"op": "describe", "field": each.options_field, "kind": each.kind}
-            asked = {**fields, "may_lack_packages": not _HAS_PACKAGES_OF_REWARDS}
+            asked = {**fields, "may_lack_packages": not _has_packages_of_rewards()}
             try:
                 wrong += _texts((await self._call(each, asked)).fields.get("wrong"))
             except (UnavailableError, UntriedError) as error:  # reward workers may have more time
@@ -400,3 +398,9 @@ def _failed(plugin: NamedPlugin, why: str) -> InvalidError:
 
 def _untried(plugin: NamedPlugin, why: str) -> UntriedError:
     return UntriedError(f"{plugin.options_field}: {plugin.name}: {why}")
+
+
+@cache
+def _has_packages_of_rewards() -> bool:
+    """Reward workers may have other packages, except where all services share one environment."""
+    return find_spec("math_verify") is not None
