@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from paceline.enums import JobState
 from paceline.errors import (
     DeadlineError,
     FencedError,
+    NotFoundError,
     PacelineError,
     StateError,
     UnavailableError,
@@ -140,24 +141,29 @@ class Ledgers:
     async def open_all(self) -> None:
         """Take every live job that no other replica owns; each fails on its own."""
         self._incomplete = False
-        try:
+        with self.looked_for():  # some were not reached
             for job in await self._jobs.live():
-                if job.status.job_id not in self.active:
-                    await self._take(job.status.job_id)
+                await self.take(job.status.job_id)
+
+    @contextmanager
+    def looked_for(self) -> Generator[None]:
+        """If this fails, there may be a live job that is not open: a sweep looks for it."""
+        try:
+            yield
         except BaseException:
-            self._incomplete = True  # some were not reached
+            self._incomplete = True
             raise
 
-    async def _take(self, job_id: str) -> None:
-        try:
-            await self.activate(await self._jobs.get(job_id))
-        except (UnopenableError, OverError):
+    async def take(self, job_id: str) -> None:
+        """Open the ledger of a live job: now, or with a sweep if that cannot be now."""
+        if job_id in self.active:
             return
-        except FencedError as error:
-            self._incomplete = True
-            log.info("owned by another replica", job=job_id, error=error)
-        except NotOpenError:
-            self._incomplete = True
+        with self.looked_for(), suppress(UnopenableError, OverError, NotFoundError):
+            try:
+                await self.activate(await self._jobs.get(job_id))
+            except (FencedError, NotOpenError) as error:
+                self._incomplete = True
+                log.info("not open here yet", job=job_id, error=error)
 
     async def activate(self, job: Job, sources: Sources | None = None) -> JobLedger:
         """Take ownership of a job and open its ledger.
@@ -423,20 +429,6 @@ class Ledgers:
 
 def _text(error: Exception) -> str:
     return str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
-
-
-def runnable(entries: Iterable[OpenLedger], environments: frozenset[str]) -> list[OpenLedger]:
-    """Jobs whose environment a worker can run; an empty set means all.
-
-    Every worker can run an environment that came with its job.
-    """
-    return [
-        each
-        for each in entries
-        if not environments
-        or each.spec.has_own_environment
-        or each.spec.tasks.environment in environments
-    ]
 
 
 async def sweep(entry: OpenLedger) -> None:
