@@ -229,8 +229,10 @@ class Ledgers:
             if entry is None:
                 epoch = await self._jobs.epoch(job)
                 try:
-                    # Its plug-ins were not tried in this process, and reading needs none.
-                    entry = await self._open(job, Sources(NoTasks()), epoch=epoch)
+                    # Its plug-ins were not tried in this process, and reading needs none. It
+                    # must not write either: the job may be deleted at this moment.
+                    sources, unused = Sources(NoTasks()), Watermarks()
+                    entry = await self._open(job, sources, epoch=epoch, watermarks=unused)
                 except (UnavailableError, DeadlineError):
                     raise
                 except Exception as error:  # the supervisor boundary of this job
@@ -360,7 +362,8 @@ class Ledgers:
         if self._own_functions is not None:
             own = await self._own_functions.of(job.status.job_id, parse_spec(job))
         try:
-            entry = await self._open(job, sources, epoch=epoch, own=own)
+            marks = await asyncio.to_thread(self._watermarks, job.status.job_id)
+            entry = await self._open(job, sources, epoch=epoch, own=own, watermarks=marks)
             await entry.ledger.record()
             await self._opened(job, entry.ledger)
         except BaseException:
@@ -377,7 +380,13 @@ class Ledgers:
         return await sources_of(spec, self._own_tasks, data)
 
     async def _open(
-        self, job: Job, sources: Sources, *, epoch: int, own: OwnParts = NO_PARTS
+        self,
+        job: Job,
+        sources: Sources,
+        *,
+        epoch: int,
+        watermarks: Watermarks,
+        own: OwnParts = NO_PARTS,
     ) -> OpenLedger:
         spec = parse_spec(job)
         tenant, job_id = job.status.tenant, job.status.job_id
@@ -394,7 +403,7 @@ class Ledgers:
             limits=JobLimits(tenant, self._quotas),
             clock=self._clock,
             epoch=epoch,
-            watermarks=await asyncio.to_thread(self._watermarks, job_id),
+            watermarks=watermarks,
             tracer=self._tracer,
             meter=self._meter(job_id),
             own=own,
