@@ -43,7 +43,7 @@ from paceline_experience.dispatch.slots import SlotAccounting
 from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.fleet.routes import DEBOUNCE_S, RoutePlanner
 from paceline_experience.jobs.data import DataOfJobs
-from paceline_experience.jobs.deletion import SETTLE_S, Deletion
+from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.jobs.forks.forking import Forking
 from paceline_experience.jobs.history import History
@@ -80,16 +80,7 @@ log = Log("experience")
 class ExperienceService(Service):
     """Owns the connection to the store and one ledger for each live job."""
 
-    def __init__(
-        self,
-        chassis: Chassis,
-        *,
-        store: Store,
-        options: ExperienceOptions,
-        dry_run: DryRun | None = None,
-        settle_s: float = SETTLE_S,
-    ) -> None:
-        """`dry_run` tries plug-ins; `settle_s` as for `Deletion`."""
+    def __init__(self, chassis: Chassis, *, store: Store, options: ExperienceOptions) -> None:
         self._settings = chassis.settings
         self._metrics = chassis.metrics
         self._address = chassis.address
@@ -106,9 +97,7 @@ class ExperienceService(Service):
         self._history = History(store, self._settings.run_dir)
         self._quotas = Quotas(self._settings.limits)
         self._roster = Roster(lease_s=options.member_lease_s)
-        self._dry_run = dry_run or DryRun(
-            timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes
-        )
+        self._dry_run = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
         self._code = CodeFolders(
             self._artifacts.copy, packages=Packages(self._settings.packages, metrics=self._metrics)
         )
@@ -140,7 +129,7 @@ class ExperienceService(Service):
         self._tracker = RoutePlanner(self._roster)
         self._files = JobFiles(self._settings.run_dir, storage=self._settings.storage)
         self._job_service = self._make_job_service()
-        self._deletion = self._make_deletion(settle_s)
+        self._deletion = self._make_deletion()
         self._training = self._make_training()
         self._add_servicers(chassis)
 
@@ -191,7 +180,7 @@ class ExperienceService(Service):
             export=self._job_service.export,
         )
 
-    def _make_deletion(self, settle_s: float) -> Deletion:
+    def _make_deletion(self) -> Deletion:
         return Deletion(
             store=self._store,
             jobs=self._jobs,
@@ -200,7 +189,6 @@ class ExperienceService(Service):
             job_service=self._job_service,
             roster=self._roster,
             files=self._files,
-            settle_s=settle_s,
         )
 
     def _make_own_tasks(self) -> OwnTasks:
