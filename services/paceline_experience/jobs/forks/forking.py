@@ -35,8 +35,13 @@ from paceline_experience.jobs.forks.payload_copies import PayloadCopier, Renamin
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.checkpoints import best_step
-from paceline_experience.ledger.lifecycle.pauses import HELD
-from paceline_experience.ledger.records import Exported, LedgerMeta, WatchRecord, field_texts
+from paceline_experience.ledger.records import (
+    HELD,
+    Exported,
+    LedgerMeta,
+    WatchRecord,
+    field_texts,
+)
 from paceline_experience.ledger.state import DROPPED, parse_group, parse_results
 from paceline_experience.store.keys import JobKeys, all_keys
 from paceline_experience.store.store import Store
