@@ -78,7 +78,7 @@ def released(body: Object) -> Object:
 
 
 def is_rejected(status: Object) -> bool:
-    """Whether the gateway has rejected the spec, which is immutable."""
+    """Whether no job can be made of the spec, which is immutable."""
     found = {each["type"]: each["status"] for each in status.get("conditions") or ()}
     return found.get("Accepted") == "False"
 
@@ -93,6 +93,16 @@ def rejected(body: Object, message: str, *, now: datetime) -> Object:
     accepted = _condition("Accepted", "False", "Invalid", message)
     seen = {"state": REJECTED, "reason": message[:MAX_REASON_CHARS]}
     return _status(body, seen, [accepted], now)
+
+
+def unmade(body: Object, message: str, *, now: datetime) -> Object:
+    """The status of an object whose job cannot be made, although its spec is valid."""
+    conditions = [
+        _condition("Accepted", "False", "NotFound", message),
+        _condition("Succeeded", "False", "Failed", message),
+    ]
+    seen = {"state": JobState.FAILED.value, "reason": message[:MAX_REASON_CHARS]}
+    return _status(body, seen, conditions, now)
 
 
 def mirrored(

@@ -38,6 +38,7 @@ from paceline_controller.cluster.training_job_status import (
     next_step,
     rejected,
     released,
+    unmade,
 )
 from paceline_controller.runtimes.kubernetes.events import Events, reference
 from paceline_controller.runtimes.kubernetes.resources import (
@@ -217,6 +218,13 @@ class TrainingJobs:
             log.info("rejected", object=name_of(body), error=error)
             self._record(body, "Rejected", error.message, warning=True)
             await self._write(body, rejected(body, error.message, now=self._now()))
+            return
+        except NotFoundError as error:
+            if "fork" not in asked:
+                raise
+            log.info("failed", object=name_of(body), error=error)
+            self._record(body, "Failed", error.message, warning=True)
+            await self._write(body, unmade(body, error.message, now=self._now()))
             return
         except QuotaError as error:  # retried, with an event to say why it takes long
             self._record(body, "QuotaUsed", error.message, warning=True)

@@ -22,7 +22,8 @@ from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.history import JobMetricRow
 from paceline_experience.jobs.jobs import JobStore, unknown_job
 from paceline_experience.jobs.ledgers import Ledgers
-from paceline_experience.jobs.service import JobService, read_spec
+from paceline_experience.jobs.record import read_spec
+from paceline_experience.jobs.service import JobService
 from paceline_experience.jobs.uploads import CodePiece
 from paceline_experience.ledger.stored.listing import EpisodeQuery
 from paceline_experience.store.artifacts import ArtifactStore
@@ -67,8 +68,6 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 who.check_code()
             who.check_tenant(spec.tenant)
             await asyncio.to_thread(self._webhooks.check, spec)
-            if spec.fork is not None:
-                await self._check(spec.fork.job, context)
             change.tenant = spec.tenant
             job = await self._job_service.submit(
                 spec, request_id=request.request_id, files=dict(request.files)

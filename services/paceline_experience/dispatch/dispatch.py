@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from paceline.types import Assignment, EpisodeProgress
 from paceline_experience.dispatch.fair import Claim, SlotGrant, TenantShare, allot
 from paceline_experience.dispatch.presence import Presence
 from paceline_experience.dispatch.slots import SlotAccounting, SlotReservation
-from paceline_experience.jobs.ledgers import Ledgers, OpenLedger, runnable
+from paceline_experience.jobs.ledgers import Ledgers, OpenLedger
 from paceline_experience.ledger.ledger import Demand, EpisodeKey
 from paceline_experience.store.signal import Signal
 
@@ -172,7 +172,7 @@ class Dispatcher:
 
     def _orders(self, session: _Session, exhausted: set[str]) -> list[_Order]:
         """Plan and reserve without awaiting, so that the counts hold until the end."""
-        wanted = runnable(self._ledgers.active.values(), session.environments)
+        wanted = _runnable(self._ledgers.active.values(), session.environments)
         entries = {e.job.status.job_id: e for e in wanted if e.job.status.job_id not in exhausted}
         bids = {job_id: self._bid(entry, session) for job_id, entry in entries.items()}
         capacity = session.train + sum(bid.held for bid in bids.values())
@@ -391,3 +391,17 @@ def _by_job(keys: Sequence[JobKey]) -> dict[str, list[EpisodeKey]]:
 
 def _key(progress: EpisodeProgress) -> EpisodeKey:
     return EpisodeKey(progress.group_id, progress.index, progress.attempt)
+
+
+def _runnable(entries: Iterable[OpenLedger], environments: frozenset[str]) -> list[OpenLedger]:
+    """Jobs whose environment a worker can run; an empty set means all.
+
+    Every worker can run an environment that came with its job.
+    """
+    return [
+        each
+        for each in entries
+        if not environments
+        or each.spec.has_own_environment
+        or each.spec.tasks.environment in environments
+    ]

@@ -147,7 +147,10 @@ class JobStore:
         key = self._key(job.status.tenant, job_id, "spec")
         spec: bytes | None = await self._store.command("GET", key)
         if spec is None:  # a job submitted to 0.1.0
-            spec = await self._store.command("HGET", self._key(job.status.tenant, job_id), "spec")
+            record = self._key(job.status.tenant, job_id)
+            spec = await self._store.command("HGET", record, "spec")
+            if spec is None and not await self._store.command("EXISTS", record):
+                raise unknown_job(job_id)  # deleted meanwhile
         return replace(job, spec=(spec or b"").decode("utf-8", "replace"))
 
     async def tenant_of(self, job_id: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from paceline.enums import JobState
 from paceline.errors import (
     DeadlineError,
     FencedError,
+    NotFoundError,
     PacelineError,
     StateError,
     UnavailableError,
@@ -140,24 +141,29 @@ class Ledgers:
     async def open_all(self) -> None:
         """Take every live job that no other replica owns; each fails on its own."""
         self._incomplete = False
-        try:
+        with self.looked_for():  # some were not reached
             for job in await self._jobs.live():
-                if job.status.job_id not in self.active:
-                    await self._take(job.status.job_id)
+                await self.take(job.status.job_id)
+
+    @contextmanager
+    def looked_for(self) -> Generator[None]:
+        """If this fails, there may be a live job that is not open: a sweep looks for it."""
+        try:
+            yield
         except BaseException:
-            self._incomplete = True  # some were not reached
+            self._incomplete = True
             raise
 
-    async def _take(self, job_id: str) -> None:
-        try:
-            await self.activate(await self._jobs.get(job_id))
-        except (UnopenableError, OverError):
+    async def take(self, job_id: str) -> None:
+        """Open the ledger of a live job: now, or with a sweep if that cannot be now."""
+        if job_id in self.active:
             return
-        except FencedError as error:
-            self._incomplete = True
-            log.info("owned by another replica", job=job_id, error=error)
-        except NotOpenError:
-            self._incomplete = True
+        with self.looked_for(), suppress(UnopenableError, OverError, NotFoundError):
+            try:
+                await self.activate(await self._jobs.get(job_id))
+            except (FencedError, NotOpenError) as error:
+                self._incomplete = True
+                log.info("not open here yet", job=job_id, error=error)
 
     async def activate(self, job: Job, sources: Sources | None = None) -> JobLedger:
         """Take ownership of a job and open its ledger.
@@ -223,8 +229,10 @@ class Ledgers:
             if entry is None:
                 epoch = await self._jobs.epoch(job)
                 try:
-                    # Its plug-ins were not tried in this process, and reading needs none.
-                    entry = await self._open(job, Sources(NoTasks()), epoch=epoch)
+                    # Its plug-ins were not tried in this process, and reading needs none. It
+                    # must not write either: the job may be deleted at this moment.
+                    sources, unused = Sources(NoTasks()), Watermarks()
+                    entry = await self._open(job, sources, epoch=epoch, watermarks=unused)
                 except (UnavailableError, DeadlineError):
                     raise
                 except Exception as error:  # the supervisor boundary of this job
@@ -354,7 +362,8 @@ class Ledgers:
         if self._own_functions is not None:
             own = await self._own_functions.of(job.status.job_id, parse_spec(job))
         try:
-            entry = await self._open(job, sources, epoch=epoch, own=own)
+            marks = await asyncio.to_thread(self._watermarks, job.status.job_id)
+            entry = await self._open(job, sources, epoch=epoch, own=own, watermarks=marks)
             await entry.ledger.record()
             await self._opened(job, entry.ledger)
         except BaseException:
@@ -371,7 +380,13 @@ class Ledgers:
         return await sources_of(spec, self._own_tasks, data)
 
     async def _open(
-        self, job: Job, sources: Sources, *, epoch: int, own: OwnParts = NO_PARTS
+        self,
+        job: Job,
+        sources: Sources,
+        *,
+        epoch: int,
+        watermarks: Watermarks,
+        own: OwnParts = NO_PARTS,
     ) -> OpenLedger:
         spec = parse_spec(job)
         tenant, job_id = job.status.tenant, job.status.job_id
@@ -388,7 +403,7 @@ class Ledgers:
             limits=JobLimits(tenant, self._quotas),
             clock=self._clock,
             epoch=epoch,
-            watermarks=await asyncio.to_thread(self._watermarks, job_id),
+            watermarks=watermarks,
             tracer=self._tracer,
             meter=self._meter(job_id),
             own=own,
@@ -423,20 +438,6 @@ class Ledgers:
 
 def _text(error: Exception) -> str:
     return str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
-
-
-def runnable(entries: Iterable[OpenLedger], environments: frozenset[str]) -> list[OpenLedger]:
-    """Jobs whose environment a worker can run; an empty set means all.
-
-    Every worker can run an environment that came with its job.
-    """
-    return [
-        each
-        for each in entries
-        if not environments
-        or each.spec.has_own_environment
-        or each.spec.tasks.environment in environments
-    ]
 
 
 async def sweep(entry: OpenLedger) -> None:

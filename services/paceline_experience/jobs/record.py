@@ -1,4 +1,4 @@
-"""Parses the stored record of a job."""
+"""Parses the stored record of a job, and the spec of a new one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from paceline.config import JobSpec
+from paceline.config import JobSpec, parse_job
+from paceline.config.documents import read_json
 from paceline.config.load import explain
 from paceline.enums import JobState
 from paceline.errors import InvalidError
@@ -107,3 +108,8 @@ def parse_spec(job: Job) -> JobSpec:
         return JobSpec.model_validate_json(job.spec)
     except ValidationError as error:
         raise InvalidError(f"its record has no job file: {explain(error, JobSpec)}") from None
+
+
+def read_spec(text: str) -> JobSpec:
+    """Parse a job from JSON; raises `InvalidError`."""
+    return parse_job(read_json(text, what="spec_json"))

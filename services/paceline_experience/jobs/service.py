@@ -15,9 +15,15 @@ from typing import Any
 from paceline.code.modules import missing_modules
 from paceline.code.requirements import REQUIREMENTS
 from paceline.config import JobSpec, parse_job
-from paceline.config.documents import read_json
 from paceline.enums import EXPLAINED, JobState, check_job_transition
-from paceline.errors import ConfigError, InvalidError, NotFoundError, StoreError, UnavailableError
+from paceline.errors import (
+    ConfigError,
+    FencedError,
+    InvalidError,
+    NotFoundError,
+    StoreError,
+    UnavailableError,
+)
 from paceline.files import write_json
 from paceline.progress import LedgerProgress
 from paceline.telemetry.logs import Log
@@ -129,7 +135,9 @@ class JobService:
         if self._forking is not None:
             spec = await self._forking.resolved(spec, existing)
         if existing is not None:
-            return await self._create(spec, request_id, existing.artifacts)
+            job = await self._create(spec, request_id, existing.artifacts)
+            await self._ledgers.take(job.status.job_id)  # the first attempt may have failed there
+            return job
         await self._jobs.check_quota(spec.tenant, self._quotas.of(spec.tenant).submitted)
         self._check_sizes(spec, files)
         # The child would find the same problems, but a child that has refused a job is replaced.
@@ -141,12 +149,13 @@ class JobService:
             await self._own_functions.check(spec)
         sources = await sources_of(spec, self._own_tasks, data)
         prepared = await self._prepared(spec, request_id)
-        async with self._artifacts.submitting():
-            artifacts = await self._artifacts.put(files)
-            job = await self._create(spec, request_id, artifacts, prepared)
-        if not job.status.state.terminal:
-            with suppress(OverError):
-                await self._ledgers.activate(job, sources)
+        with self._ledgers.looked_for():
+            async with self._artifacts.submitting():
+                artifacts = await self._artifacts.put(files)
+                job = await self._create(spec, request_id, artifacts, prepared)
+            if not job.status.state.terminal:
+                with suppress(OverError, FencedError):  # FencedError: another replica was faster
+                    await self._ledgers.activate(job, sources)
         return job
 
     async def import_episodes(self, job_id: str, lines: str) -> ImportReport:
@@ -430,11 +439,6 @@ class JobService:
     async def _page(self, job: Job, *, after: int, limit: int) -> list[JobMetricRow]:
         max_bytes = self._quotas.settings.page_bytes
         return await self._history.page(job, after=after, limit=limit, max_bytes=max_bytes)
-
-
-def read_spec(text: str) -> JobSpec:
-    """Parse a job from JSON; raises `InvalidError`."""
-    return parse_job(read_json(text, what="spec_json"))
 
 
 def _checked_offset(after: int) -> int:

@@ -89,6 +89,8 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
             self.pending -= 1
             raise PendingError("fork: the checkpoint is being copied")
         if request.request_id not in self._requests:
+            if spec.fork is not None:
+                self._job(spec.fork.job)
             self._requests[request.request_id] = f"job-{next(self._numbers)}"
         job_id = self._requests[request.request_id]
         if job_id in self._deleted:

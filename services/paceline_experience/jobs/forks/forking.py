@@ -13,6 +13,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,8 +35,13 @@ from paceline_experience.jobs.forks.payload_copies import PayloadCopier, Renamin
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.checkpoints import best_step
-from paceline_experience.ledger.lifecycle.pauses import HELD
-from paceline_experience.ledger.records import Exported, LedgerMeta, WatchRecord, field_texts
+from paceline_experience.ledger.records import (
+    HELD,
+    Exported,
+    LedgerMeta,
+    WatchRecord,
+    field_texts,
+)
 from paceline_experience.ledger.state import DROPPED, parse_group, parse_results
 from paceline_experience.store.keys import JobKeys, all_keys
 from paceline_experience.store.store import Store
@@ -77,7 +83,7 @@ class Forking:
         """The spec with step and digest of the checkpoint; of a repeated request, the same ones.
 
         Raises:
-            NotFoundError: there is no such job.
+            NotFoundError: the tenant has no such job.
             ConfigError: it has no such checkpoint, or the job differs in what may not change.
         """
         if spec.fork is None:
@@ -86,12 +92,7 @@ class Forking:
             before = JobSpec.model_validate_json(existing.spec).fork
             same = before is not None and before.job == spec.fork.job
             return spec.model_copy(update={"fork": before}) if same else spec
-        parent = await self._jobs.get(spec.fork.job)
-        if parent.status.tenant != spec.tenant:
-            raise ConfigError(
-                f"fork.job: {spec.fork.job!r} belongs to tenant {parent.status.tenant!r}, and a "
-                "fork stays in the tenant of its parent"
-            )
+        parent = await self._parent(spec.fork.job, spec.tenant)
         parent_spec = JobSpec.model_validate_json(parent.spec)
         changed = changed_fields(
             json.loads(parent_spec.model_dump_json()),
@@ -105,6 +106,17 @@ class Forking:
         step, digest = await self._checkpoint(parent, parent_spec, spec.fork)
         fork = ForkSpec(job=spec.fork.job, step=step, digest=digest)
         return spec.model_copy(update={"fork": fork})
+
+    async def _parent(self, job_id: str, tenant: str) -> Job:
+        """The error does not tell whether another tenant has such a job."""
+        with suppress(NotFoundError):
+            parent = await self._jobs.get(job_id)
+            if parent.status.tenant == tenant:
+                return parent
+        raise NotFoundError(
+            f"fork.job: tenant {tenant!r} has no job {job_id!r}, and a fork stays in the tenant "
+            "of its parent"
+        )
 
     async def _checkpoint(
         self, parent: Job, parent_spec: JobSpec, fork: ForkSpec

@@ -192,6 +192,19 @@ async def test_a_submission_that_is_pending_is_repeated_until_there_is_one_job(
     assert (installation.jobs.pending, len(installation.jobs.jobs)) == (0, 1)
 
 
+async def test_a_fork_of_a_job_that_is_unknown_has_failed(installation: Installation) -> None:
+    body = {"apiVersion": TRAINING_JOBS.api_version, "kind": TRAINING_JOBS.kind}
+    spec = JOB | {"fork": {"job": "gone-123456", "step": 2}}
+    created = {**body, "metadata": {"name": "fork"}, "spec": spec}
+    await installation.objects.create(TRAINING_JOBS, created)
+    await installation.passes(30)
+    status = await installation.status("fork")
+    assert (status["state"], installation.jobs.jobs) == ("failed", {})
+    assert "gone-123456" in status["reason"]
+    await installation.objects.delete(TRAINING_JOBS, "fork")
+    assert await installation.names() == []  # nothing holds it
+
+
 async def test_an_object_goes_with_a_job_that_is_deleted_while_it_runs(
     installation: Installation,
 ) -> None:

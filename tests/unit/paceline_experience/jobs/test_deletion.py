@@ -19,11 +19,12 @@ from paceline.types import Worker
 from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.registry import DELETED_REQUESTS
+from paceline_experience.store.keys import all_keys
 from paceline_experience.store.store import Store
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
-    from conftest import Site
+    from conftest import Site, Sites
 
 PLACES = ("jobs/{}/checkpoints/7", "objects/jobs/{}/checkpoints/7", "workers/w/{}")
 
@@ -142,6 +143,25 @@ async def test_nothing_is_left_wherever_it_is_interrupted(
         skip += 1
     assert skip > 8
     assert names <= {"{registry}:sequence"}
+
+
+async def test_who_reads_a_job_while_it_is_deleted_writes_nothing(
+    store: Store, sites: Sites, tmp_path: Path
+) -> None:
+    class DeletesFirst(Store):
+        async def command(self, *args: str | int | float | bytes) -> Any:
+            if args[0] == "GET" and str(args[1]).endswith(":epoch"):
+                await super().command("UNLINK", *all_keys("default", site.job_id))
+            return await super().command(*args)
+
+    site = sites(DeletesFirst(store.redis), tmp_path)
+    await site.submit()
+    await site.begin(0)
+    await site.job_service.cancel(site.job_id, reason="")
+    await site.job_service.set_state(site.job_id, JobState.CANCELLED, reason="")
+    await site.die()  # what was open is read again
+    await (await site.ledger()).verify()
+    assert not await store.command("KEYS", f"*{site.job_id}*")
 
 
 async def test_a_job_that_is_not_over_is_cancelled_first(site: Site) -> None:

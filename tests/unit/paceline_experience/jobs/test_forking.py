@@ -233,7 +233,6 @@ async def test_a_repeated_request_finds_the_same_fork(site: Site) -> None:
         ),
         ({"tasks": {"environment": "arithmetic", "seed": 8}}, "tasks.seed: cannot differ"),
         ({"model": {"path": "other"}}, "model: cannot differ"),
-        ({"tenant": "other"}, "fork.job: .* belongs to tenant 'default'"),
     ],
 )
 async def test_what_does_not_fit_is_refused(
@@ -243,6 +242,21 @@ async def test_what_does_not_fit_is_refused(
     with pytest.raises(ConfigError, match=problem):
         await forked(site, **changes)
     assert sorted(await site.store.command("KEYS", "*")) == sorted(before)
+
+
+async def test_other_tenants_do_not_learn_that_there_is_such_a_job(site: Site) -> None:
+    with pytest.raises(NotFoundError, match="tenant 'other' has no job"):
+        await forked(site, tenant="other")
+
+
+async def test_a_repeated_request_finds_its_fork_although_the_parent_is_gone(site: Site) -> None:
+    child = await forked(site, request_id="r")
+    spec = JobSpec.model_validate_json((await site.jobs.get(child)).spec)
+    await site.deletion.delete(site.job_id, force=True)
+    await site.job_service.set_state(site.job_id, JobState.CANCELLED, reason="")
+    await swept(site)
+    assert await listed(site) == {child}
+    assert (await site.job_service.submit(spec, request_id="r", files={})).status.job_id == child
 
 
 async def test_a_fork_that_has_failed_leaves_nothing(site: Site) -> None:

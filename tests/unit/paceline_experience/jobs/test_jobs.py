@@ -22,6 +22,7 @@ from paceline.types import JobStatus, TrackerStatus
 from paceline.v1 import types_pb2
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.sources import check_plugins, task_sources
+from paceline_experience.store.keys import all_keys
 from paceline_experience.store.store import Store
 
 PATH = (JobState.STARTING, JobState.RUNNING, JobState.SUCCEEDED)
@@ -60,6 +61,18 @@ async def test_the_spec_of_a_job_of_0_1_0_is_in_its_record(jobs: JobStore, store
     await store.command("DEL", f"{record}spec")
     await store.command("HSET", f"{record}record", "spec", made.spec)
     assert (await jobs.get(made.status.job_id)).spec == made.spec
+
+
+async def test_a_job_that_is_deleted_while_it_is_read_is_unknown(store: Store) -> None:
+    class DeletesFirst(Store):
+        async def command(self, *args: str | int | float | bytes) -> Any:
+            if args[0] == "GET":
+                await super().command("UNLINK", *all_keys("default", job_id))
+            return await super().command(*args)
+
+    job_id = (await JobStore(store).create(make_spec(), artifacts={})).status.job_id
+    with pytest.raises(NotFoundError):
+        await JobStore(DeletesFirst(store.redis)).get(job_id)
 
 
 async def test_the_same_request_is_answered_with_the_same_job(jobs: JobStore) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from redis.asyncio import Redis
 
 from paceline.config import JobSpec
 from paceline.enums import JobState
 from paceline.errors import StoreError
 from paceline_experience.jobs.dry_run import UntriedError
 from paceline_experience.store.store import Store
+from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
     from conftest import Site, Sites
@@ -78,6 +80,36 @@ async def test_a_job_that_ends_while_it_is_looked_up_stays_over(
         await site.ledgers.find(site.job_id)
     assert not site.ledgers.active
     assert (await site.ledger()).closed
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["request comes again", "it does not"])
+async def test_a_job_whose_record_was_written_without_a_reply_is_opened(
+    site: Site, wire: Wire, tmp_path: Path, sites: Sites, again: bool
+) -> None:
+    del site
+    cuttable = sites(Store(Redis(unix_socket_path=str(tmp_path / "w"))), tmp_path)
+    spec = JobSpec.model_validate(
+        {
+            "name": "job",
+            "model": {"path": "m"},
+            "tasks": {"environment": "arithmetic"},
+            "reward": [{"kind": "exact"}],
+            "stop": {"steps": 3},
+        }
+    )
+    wire.cut(b'"max_staleness"', done=True)  # which nothing else sends
+    with pytest.raises(StoreError):
+        await cuttable.job_service.submit(spec, request_id="r", files={})
+    (job_id,) = [job.status.job_id for job in await cuttable.jobs.live()]
+    assert not cuttable.ledgers.active
+    if again:
+        job = await cuttable.job_service.submit(spec, request_id="r", files={})
+        assert job.status.job_id == job_id
+    else:
+        await cuttable.ledgers.open_missing()
+    assert set(cuttable.ledgers.active) == {job_id}
+    await cuttable.ledgers.close()
+    await cuttable.store.close()
 
 
 async def test_failed_trials_before_a_success_are_forgotten(
