@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -162,12 +163,8 @@ class Episode:
         """Generate the next turn; returns its text."""
         turn = self._begin_turn()
         self._turn_began = started = self._peers.clock()
-        with self._peers.stages.wait("generate"):
-            if self._span:
-                with traced(turn, self._span.child("generate", turn=len(self._actions))):
-                    reason = await self._peers.policy.generate(turn)
-            else:
-                reason = await self._peers.policy.generate(turn)
+        with self._peers.stages.wait("generate"), self._traced(turn):
+            reason = await self._peers.policy.generate(turn)
         self._generate_s += self._peers.clock() - started
         self._turn_began = None
         self._builder.add_policy(turn.tokens, turn.logprobs, turn.versions)
@@ -214,6 +211,11 @@ class Episode:
             actions=tuple(self._actions),
             sampled=self.sampled,
         )
+
+    def _traced(self, turn: Turn) -> AbstractContextManager[None]:
+        if not self._span:
+            return nullcontext()
+        return traced(turn, self._span.child("generate", turn=len(self._actions)))
 
     def _begin_turn(self) -> Turn:
         assignment, spec = self._group.assignment, self._job.spec

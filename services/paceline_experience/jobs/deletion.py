@@ -7,15 +7,11 @@ on with the next sweep. All steps may be repeated. Last goes what makes the job 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
-
-from pydantic import TypeAdapter
 
 from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError, StateError
@@ -25,7 +21,7 @@ from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers
-from paceline_experience.jobs.registry import MARKS
+from paceline_experience.jobs.registry import MARKS, Mark
 from paceline_experience.jobs.service import JobService
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.store.keys import all_keys
@@ -37,18 +33,6 @@ _AT_A_TIME = 4  # jobs whose files are removed: disks that hang hold threads
 _TRACKERS_S = 60.0  # how long trackers may take to write the end of a job
 _UNFINISHED_S = 60.0  # how long a job without a record waits for its request to come again
 log = Log("deletion")
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    tenant: str
-    artifacts: tuple[str, ...] = ()
-    uploads: tuple[str, ...] = ()
-    tracked: bool = False
-    submitted: bool = True  # else whoever submits it will try again
-
-
-_MARK = TypeAdapter(_Mark)  # ignores what another version has noted besides
 
 
 class Deletion:
@@ -94,7 +78,7 @@ class Deletion:
             StateError: it is not over, and `force` is not set.
             UnavailableError: something cannot be deleted now; it is tried again without a call.
         """
-        if await self._mark_of(job_id) is None:
+        if await self._jobs.registry.mark_of(job_id) is None:
             job = await self._jobs.get(job_id)
             if not job.status.state.terminal and not force:
                 state = job.status.state
@@ -127,13 +111,12 @@ class Deletion:
         """Go on with all deletions, and begin those of jobs whose time to live has passed."""
         for job_id in await self._jobs.registry.expired():
             with self._ledgers.isolate("cannot delete yet", job_id):
-                if await self._mark_of(job_id) is None:
+                if await self._jobs.registry.mark_of(job_id) is None:
                     await self._mark(await self._jobs.get(job_id))
                     log.info("its time to live has passed", job=job_id)
         await self._jobs.registry.forget_requests()
         await self._abandon_unfinished()
-        names: list[bytes] = await self._store.command("HKEYS", MARKS)
-        for job_id in (name.decode() for name in names):
+        for job_id in await self._jobs.registry.marked():
             if job_id not in self._running:
                 with self._ledgers.isolate("cannot delete yet", job_id):
                     await self._advance(job_id)
@@ -147,18 +130,13 @@ class Deletion:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _mark(self, job: Job) -> None:
-        mark = _Mark(
+        mark = Mark(
             tenant=job.status.tenant,
             artifacts=tuple(sorted(set(job.artifacts.values()))),
             uploads=tuple(sorted(await self._jobs.registry.uploads_of(job.status.job_id))),
             tracked=bool(job.status.tracking),
         )
-        text = json.dumps(asdict(mark))
-        await self._store.command("HSETNX", MARKS, job.status.job_id, text)
-
-    async def _mark_of(self, job_id: str) -> _Mark | None:
-        text: bytes | None = await self._store.command("HGET", MARKS, job_id)
-        return None if text is None else _MARK.validate_json(text)
+        await self._jobs.registry.mark(job.status.job_id, mark)
 
     async def _advance(self, job_id: str) -> bool:
         """Go on with a deletion; returns whether nothing is left after `wait_s`."""
@@ -181,7 +159,7 @@ class Deletion:
         self._slow.discard(job_id)
 
     async def _go_on(self, job_id: str) -> bool:
-        mark = await self._mark_of(job_id)
+        mark = await self._jobs.registry.mark_of(job_id)
         if mark is None:
             return True
         if not await self._is_still(job_id):
@@ -212,7 +190,7 @@ class Deletion:
             return False
         return now - self._idle_since.setdefault(job_id, now) >= self._settle_s
 
-    async def _remove(self, job_id: str, mark: _Mark) -> bool:
+    async def _remove(self, job_id: str, mark: Mark) -> bool:
         if mark.submitted:
             await self._jobs.registry.bury(job_id)
         await self._job_service.forget(job_id)
@@ -232,7 +210,7 @@ class Deletion:
         log.info("deleted", job=job_id)
         return True
 
-    async def _discard(self, job_id: str, mark: _Mark) -> None:
+    async def _discard(self, job_id: str, mark: Mark) -> None:
         """Delete model files that no other job has; its uploads then count as unused.
 
         Raises:

@@ -11,6 +11,7 @@ import yaml
 
 from paceline.errors import UnavailableError
 from paceline.local.ports import PortSlots
+from paceline.object_stores import filesystem_of
 from paceline.telemetry.monitoring import targets_of
 from paceline_experience.jobs.forks.checkpoint_copies import (
     CheckpointCopy,
@@ -94,10 +95,8 @@ class JobFiles:
 
     def _opened(self) -> tuple[Any, str]:
         """The storage, and the path of the folders of jobs in it."""
-        from fsspec.core import url_to_fs  # heavy, and not needed by most installations
-
         try:
-            return url_to_fs(f"{self._storage}/jobs")
+            return filesystem_of(f"{self._storage}/jobs")
         except (ImportError, ValueError, OSError) as error:
             raise UnavailableError(f"storage: {self._storage!r}: {error}") from error
 

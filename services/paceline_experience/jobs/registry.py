@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
+
+from pydantic import TypeAdapter
 
 from paceline.errors import DeletedError, InvalidError, UnavailableError
 from paceline.telemetry.logs import Log
 from paceline.types import Job, JobStatus
 from paceline_experience.jobs.record import parse_spec
-from paceline_experience.store.store import Store, job_key
+from paceline_experience.store.store import Store, job_key, pairs
 from paceline_experience.webhooks.notice import notice_of
 
 TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE, EXPIRIES, NOTICES = (
     f"{{registry}}:{name}"
     for name in ("tenants", "requests", "jobs", "live", "sequence", "expiries", "notices")
 )
-# Hash: job -> what its deletion has to know once its record is gone.
+# Hash: job -> its `Mark`.
 MARKS = "{registry}:deleting"
 # Requests whose jobs were deleted, by time: repeated, they do not submit again.
 DELETED_REQUESTS = "{registry}:deleted_requests"
@@ -25,6 +27,20 @@ _DELETED_REQUESTS_S = 7 * 86400
 _CHUNK = 200
 _UPLOADS = ("code", "data")  # fields of records and of specs
 log = Log("jobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What the deletion of a job has to know once its record is gone."""
+
+    tenant: str
+    artifacts: tuple[str, ...] = ()
+    uploads: tuple[str, ...] = ()
+    tracked: bool = False
+    submitted: bool = True  # else whoever submits it will try again
+
+
+_MARK = TypeAdapter(Mark)  # ignores what another version has noted besides
 
 
 class Registry:
@@ -78,13 +94,27 @@ class Registry:
 
     async def abandon(self, job_id: str, tenant: str) -> None:
         """What there is of a job without a record is to be deleted; its request may come again."""
-        text = json.dumps({"tenant": tenant, "submitted": False})
-        await self._store.transaction(("HSETNX", MARKS, job_id, text), ("ZREM", LIVE, job_id))
+        await self.mark(job_id, Mark(tenant, submitted=False), ("ZREM", LIVE, job_id))
+
+    async def mark(self, job_id: str, mark: Mark, *commands: tuple[str | int, ...]) -> None:
+        """Mark a job as one that is to be deleted, together with other commands on the registry."""
+        text = json.dumps(asdict(mark))
+        await self._store.transaction(("HSETNX", MARKS, job_id, text), *commands)
+
+    async def mark_of(self, job_id: str) -> Mark | None:
+        """The mark of a job that is to be deleted."""
+        text: bytes | None = await self._store.command("HGET", MARKS, job_id)
+        return None if text is None else _MARK.validate_json(text)
+
+    async def marked(self) -> list[str]:
+        """Jobs that are to be deleted."""
+        names: list[bytes] = await self._store.command("HKEYS", MARKS)
+        return [name.decode() for name in names]
 
     async def check_kept(self, job_id: str) -> None:
         """Raise `UnavailableError` if the job was abandoned, and is not deleted yet."""
-        text: bytes | None = await self._store.command("HGET", MARKS, job_id)
-        if text is not None and not json.loads(text).get("submitted", True):
+        mark = await self.mark_of(job_id)
+        if mark is not None and not mark.submitted:
             raise UnavailableError(
                 f"what an attempt has left of job {job_id} is being deleted; repeat the request"
             )
@@ -145,8 +175,7 @@ class Registry:
         cursor, found = 0, list[str]()
         while True:
             cursor, flat = await self._store.command("HSCAN", REQUESTS, cursor, "COUNT", 1000)
-            pairs = flat.items() if isinstance(flat, dict) else _pairs(flat)
-            found += [name.decode() for name, value in pairs if value.decode() == job_id]
+            found += [name.decode() for name, value in pairs(flat) if value.decode() == job_id]
             if not int(cursor):
                 return found
 
@@ -178,10 +207,3 @@ class Registry:
                     pipe.hmget(job_key((tenant or b"").decode(), job_id, "record"), list(names))
                 records: list[list[bytes | None]] = await pipe.execute()
         return [[None if v is None else v.decode() for v in values] for values in records]
-
-
-def _pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
-    """Pairs of a flat reply; clients for RESP 3 have paired them already."""
-    if flat and isinstance(flat[0], list | tuple):
-        return [(each[0], each[1]) for each in flat]
-    return [*zip(flat[::2], flat[1::2], strict=True)]

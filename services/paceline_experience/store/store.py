@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
@@ -131,8 +131,7 @@ class Store:
     async def scored(self, *args: str | int | float | bytes) -> list[tuple[str, float]]:
         """Members of a sorted set and their scores, from a command that is given WITHSCORES."""
         found: list[Any] = await self.command(*args, "WITHSCORES")
-        pairs = found if found and isinstance(found[0], list) else _pairs(found)  # RESP3, RESP2
-        return [(name.decode(), float(score)) for name, score in pairs]
+        return [(name.decode(), float(score)) for name, score in pairs(found)]
 
     async def hashes(self, *keys: str) -> list[dict[bytes, bytes]]:
         """Read several whole hashes atomically."""
@@ -255,5 +254,10 @@ def translate(error: RedisError | RedisClusterException) -> Exception:
     return StoreError(f"the store refused: {error}")
 
 
-def _pairs(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    return [(flat[at], flat[at + 1]) for at in range(0, len(flat), 2)]
+def pairs(answer: Any) -> list[tuple[Any, Any]]:
+    """Pairs of a flat reply; clients for RESP 3 have paired them already, or made a mapping."""
+    if isinstance(answer, Mapping):
+        return [*cast("Mapping[Any, Any]", answer).items()]
+    if answer and isinstance(answer[0], list | tuple):
+        return [(each[0], each[1]) for each in answer]
+    return [*zip(answer[::2], answer[1::2], strict=True)]

@@ -38,12 +38,11 @@ from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import PacelineError, StateError
 from paceline.files import TOKEN_FILE, read_json
-from paceline.local.ports import is_free
+from paceline.local.ports import USUAL_PORT, is_free
 from paceline.local.supervisor import Local
 from paceline.telemetry import logs
 
 CANCEL_TIMEOUT_S = 20.0
-USUAL_PORT = 8300
 RESULTS = ("summary.json", "metrics.jsonl")
 LIVE = [state.value for state in JobState if not state.terminal]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from paceline.errors import StateError
 from paceline.files import locked, read_json, write_json
 
+USUAL_PORT = 8300
+"""Of the REST API, unless another one is asked for."""
 # Below the ephemeral port range of operating systems.
 PORTS = range(20_000, 32_000)
 

@@ -30,7 +30,7 @@ from paceline.data.job_data import EVERYWHERE
 from paceline.enums import WorkerKind
 from paceline.errors import UnavailableError
 from paceline.files import lock_for_life, token_of
-from paceline.local.ports import PortSlots, is_free
+from paceline.local.ports import USUAL_PORT, PortSlots, is_free
 from paceline.local.processes import Processes
 from paceline.local.store import EmbeddedStore, check_url
 from paceline.server.restarts import RestartBackoff
@@ -65,7 +65,7 @@ class Local:
         self,
         run_dir: Path,
         *,
-        http_port: int = 8300,
+        http_port: int = USUAL_PORT,
         store_url: str = "",
         options: Mapping[WorkerKind, Mapping[str, Any]] | None = None,
         tracing: TracingSettings | None = None,

@@ -21,7 +21,11 @@ def expected(task: Task, field: str) -> str:
     Raises:
         InvalidError: the payload has no such field.
     """
-    value = field_of(task, field)
+    return as_text(field_of(task, field))
+
+
+def as_text(value: Any) -> str:
+    """A JSON value as text: itself if it is one."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

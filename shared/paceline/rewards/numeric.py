@@ -12,7 +12,7 @@ from pydantic import Field
 
 from paceline.errors import InvalidError
 from paceline.plugins import RewardInput, declares
-from paceline.rewards.answers import RAW_CHARS, expected, field_of, final, unanswered
+from paceline.rewards.answers import RAW_CHARS, as_text, field_of, final, unanswered
 from paceline.types import Score
 
 Percent = Literal["share", "points"]
@@ -61,9 +61,10 @@ def numeric(
     Raises:
         InvalidError: the answer of the task is not a number.
     """
-    answer = final(expected(item.task, answer_field))
-    is_text = isinstance(field_of(item.task, answer_field), str)  # JSON has a decimal point
-    wanted = _last(answer, percent=percent, decimal_comma=decimal_comma and is_text)
+    value = field_of(item.task, answer_field)
+    answer = final(as_text(value))
+    has_comma = decimal_comma and isinstance(value, str)  # JSON has a decimal point
+    wanted = _last(answer, percent=percent, decimal_comma=has_comma)
     if wanted is None:
         raise InvalidError(f"answer of task {item.task.task_id!r} is no number: {answer[:100]!r}")
     response = item.response[-_MAX_CHARS:]

@@ -12,7 +12,7 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,7 +44,7 @@ from paceline_experience.ledger.records import (
 )
 from paceline_experience.ledger.state import DROPPED, parse_group, parse_results
 from paceline_experience.store.keys import JobKeys, all_keys
-from paceline_experience.store.store import Store
+from paceline_experience.store.store import Store, pairs
 
 _CHUNK = 256
 _AT_A_TIME, _OF_TENANT = 2, 1  # checkpoints that are copied
@@ -237,10 +237,10 @@ class Forking:
             ("LRANGE", keys.metrics, 0, -1),
         )
         *found, ring, rows = answers
-        by_name = {name: _mapping(answer) for name, answer in zip(hashes, found, strict=True)}
+        by_name = {name: dict(pairs(answer)) for name, answer in zip(hashes, found, strict=True)}
         texts = {k.decode(): v.decode() for k, v in by_name.pop("meta").items()}
         texts.pop("revision", None)
-        members = [(each[0], float(each[1])) for each in _pairs(ring)]
+        members = [(each[0], float(each[1])) for each in pairs(ring)]
         return _Copy(by_name, LedgerMeta().changed(texts), members, rows)
 
     async def _write(self, key: str, values: Mapping[bytes, bytes] | Mapping[str, str]) -> None:
@@ -342,14 +342,3 @@ def _meta(parent: LedgerMeta, fork: ForkSpec, *, num_rows: int) -> dict[str, str
         },
     )
     return {name: text for name, text in texts.items() if text}
-
-
-def _mapping(answer: Any) -> dict[bytes, bytes]:
-    return dict(answer) if isinstance(answer, Mapping) else dict(_pairs(answer))
-
-
-def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Pairs of a flat reply; clients for RESP 3 have paired them already."""
-    if flat and isinstance(flat[0], list | tuple):
-        return [(each[0], each[1]) for each in flat]
-    return [*zip(flat[::2], flat[1::2], strict=True)]

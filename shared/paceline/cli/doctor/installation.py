@@ -22,12 +22,11 @@ from paceline.errors import (
     StoreError,
 )
 from paceline.files import read_json
-from paceline.local.ports import is_free
+from paceline.local.ports import USUAL_PORT, is_free
 
 if TYPE_CHECKING:
     from redis import Redis, RedisCluster
 
-DEFAULT_PORT = 8300
 _HUB = "https://huggingface.co"
 _HUB_S, _STORE_S = 5.0, 5.0
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -91,7 +90,7 @@ def _server(client: Redis, shown: str, mend: str) -> Finding:
     return ok("store", told)
 
 
-def port(number: int = DEFAULT_PORT) -> Finding:
+def port(number: int = USUAL_PORT) -> Finding:
     """Whether `paceline up` could serve at its default port."""
     if is_free(number):
         return ok("port", f"{number} is free for `paceline up`")
