@@ -106,6 +106,15 @@ async def batches(site: Site, first: int, last: int) -> list[list[Any]]:
     return found
 
 
+async def begun(site: Site, **changes: Any) -> Site:
+    """The site with another job, whose checkpoints are on the volume."""
+    site.storage = ""
+    await site.die()
+    await site.submit(**changes)
+    await site.begin(0)
+    return site
+
+
 @pytest.mark.parametrize("step", [2, 4])
 async def test_a_fork_continues_like_its_parent(site: Site, step: int) -> None:
     parent, child = site.job_id, await forked(site, step=step)
@@ -155,11 +164,7 @@ async def test_the_best_checkpoint_by_eval_is_forked(
     store: Store, tmp_path: Path, sites: Sites
 ) -> None:
     """The one that the parent's status names, even if its eval ends after a newer checkpoint."""
-    site = sites(store, tmp_path)
-    site.storage = ""
-    await site.die()
-    await site.submit(eval={"every": 1, "tasks": 2, "timeout_s": 50})
-    await site.begin(0)
+    site = await begun(sites(store, tmp_path), eval={"every": 1, "tasks": 2, "timeout_s": 50})
     for step, reward in ((1, 0.25), (2, 0.75), (3, 0.5), (4, 0.5)):
         await site.train()
         if step in (2, 4):
@@ -181,15 +186,12 @@ async def test_a_fork_of_a_checkpoint_that_the_ledger_has_passed_goes_on_with_th
     store: Store, tmp_path: Path, sites: Sites, ends: bool, staleness: int
 ) -> None:
     """Only the best checkpoint is left of that time: the batches after it are gone."""
-    site = sites(store, tmp_path)
-    site.storage = ""
-    await site.die()
-    await site.submit(
+    site = await begun(
+        sites(store, tmp_path),
         eval={"every": 1, "tasks": 2, "timeout_s": 50},
         experience={"max_staleness": staleness},
         stop={"steps": 8 if ends else 100},
     )
-    await site.begin(0)
     for step in range(1, 9):
         await site.train()
         await saved(site, step, kept=[step])
@@ -417,11 +419,7 @@ class MovingStore(Store):
 async def test_the_parent_drops_trajectories_while_its_ledger_is_copied(
     store: Store, tmp_path: Path, sites: Sites
 ) -> None:
-    site = sites(store, tmp_path)
-    site.storage = ""
-    await site.die()
-    await site.submit(experience={"keep_trajectories": 1})
-    await site.begin(0)
+    site = await begun(sites(store, tmp_path), experience={"keep_trajectories": 1})
     for step in range(1, 6):
         await site.train()
         if step in (2, 4):
@@ -523,11 +521,7 @@ async def test_wherever_the_store_is_lost_the_request_comes_to_one_whole_fork(
     store: Store, wire: Wire, tmp_path: Path, sites: Sites
 ) -> None:
     cuttable = Store(Redis(unix_socket_path=str(tmp_path / "w")))
-    site = sites(cuttable, tmp_path / "run")
-    site.storage = ""
-    await site.die()
-    await site.submit()
-    await site.begin(0)
+    site = await begun(sites(cuttable, tmp_path / "run"))
     for step in range(1, 6):
         await site.train()
         if step in (2, 4):
@@ -602,11 +596,9 @@ async def test_an_id_whose_request_was_given_up_is_deleted_after_a_while(site: S
 async def test_an_evaluation_that_is_open_in_the_parent_begins_again_if_the_fork_has_it(
     store: Store, tmp_path: Path, sites: Sites, same: bool
 ) -> None:
-    site = sites(store, tmp_path)
-    site.storage = ""
-    await site.die()
-    await site.submit(evals={"dev": {"every": 1, "tasks": 3, "timeout_s": 500}})
-    await site.begin(0)
+    site = await begun(
+        sites(store, tmp_path), evals={"dev": {"every": 1, "tasks": 3, "timeout_s": 500}}
+    )
     for step in (1, 2):
         await site.play(evals=0)
         await site.train()
