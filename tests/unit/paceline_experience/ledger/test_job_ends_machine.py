@@ -254,7 +254,11 @@ class EndingMachine(RuleBasedStateMachine):
     def end(self) -> None:
         if not self.ordered:
             self.ordered = "finished"
-        if self.ordered == "finished" and not self.trainer_is_back:
+        # The time of a job that was paused goes on with the first version of its next trainer.
+        needs_trainer = self.ordered == "finished" or (
+            self.ordered == "wall_s" and self.run(self._state()).meta.paused
+        )
+        if needs_trainer and not self.trainer_is_back:
             self.ordered = "failed"  # the controller gives it up
         for _ in range(ROUNDS):
             if self.run(self.site.status()).state.terminal:
