@@ -159,8 +159,9 @@ class Reconciler:
         await self._check_health(observed)
         self._start_missing()
         self._resize(observed)
-        await self._move_jobs_on(observed)
-        await self._explain()
+        if known:  # otherwise a job may be in another state by now
+            await self._move_jobs_on(observed)
+            await self._explain()
 
     def _count(self, observed: dict[str, Observed]) -> None:
         if self._costs is not None and self._jobs is not None:

@@ -52,7 +52,7 @@ class Pausing:
             except TransitionError:  # it has started, or ended, meanwhile
                 continue
             if to is JobState.PAUSED:
-                await self.hold(job_id)
+                await self._hold(job_id)
             self._history.changed(job_id).fire()
             log.info("pausing", job=job_id, reason=reason)
             return await self._jobs.get(job_id)
@@ -77,8 +77,18 @@ class Pausing:
         log.info("resumed", job=job_id, reason=reason)
         return job
 
-    async def hold(self, job_id: str) -> None:
-        """The job is paused, and none of its workers is left."""
+    async def workers_ended(self, job_id: str, *, reason: str) -> None:
+        """None of the workers of a pausing job is left: it is paused.
+
+        Raises:
+            TransitionError: it is not pausing; the controller may not know yet that it was resumed.
+        """
+        if (state := (await self._jobs.get(job_id)).status.state) not in PAUSED:
+            raise TransitionError(f"job {job_id} is {state} and was not asked to pause")
+        await self._jobs.transition(job_id, JobState.PAUSED, reason=reason)
+        await self._hold(job_id)
+
+    async def _hold(self, job_id: str) -> None:
         ledger = await self._ledgers.get(job_id)
         if ledger.pauses.stop is None:  # a trainer was admitted at the same moment
             await ledger.pauses.begin()

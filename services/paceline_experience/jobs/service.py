@@ -264,10 +264,10 @@ class JobService:
             check_job_transition(now, state)
         if state.terminal:
             await self._end_job(job_id, state, reason)
+        elif state is JobState.PAUSED:
+            await self.pausing.workers_ended(job_id, reason=reason)
         elif now is not state or state in EXPLAINED:
             await self._jobs.transition(job_id, state, reason=reason)
-            if state is JobState.PAUSED:
-                await self.pausing.hold(job_id)
         self._history.changed(job_id).fire()
         return await self._jobs.get(job_id)
 

@@ -7,6 +7,7 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -23,6 +24,7 @@ from paceline.config.evaluation import EvalSpec
 from paceline.config.precision import with_dtype
 from paceline.config.sections.model import ModelPlace, ModelSettings, ModelSpec
 from paceline.enums import Purpose, ScoreStatus, TokenSource
+from paceline.errors import StateError
 from paceline.models.resolve import ModelResolver
 from paceline.text import visible
 from paceline.tokens.chat import Tokenizer
@@ -55,7 +57,8 @@ def try_job(arguments: Namespace) -> int:
                 found, is_late = _episodes(client, job_id, wanted, timeout_s=arguments.timeout)
                 why = list(_why(client, run_dir, job_id, is_late=is_late))
             finally:
-                client.cancel(job_id, reason="tried")
+                with suppress(StateError):  # a small model may have ended it meanwhile
+                    client.cancel(job_id, reason="tried")
         tokenizer = tokenizer_for(model, models_of(arguments), run_dir)
         for number, each in enumerate(found, 1):
             console.print(shown(each, tokenizer, number), soft_wrap=True)
@@ -78,7 +81,7 @@ def trial_of(spec: JobSpec, episodes: int) -> JobSpec:
         seed=spec.tasks.seed,
         timeout_s=spec.tasks.episode_timeout_s,
     )
-    # One step never comes together: its episodes would be trained.
+    # Cancelled once its tasks are measured, usually before this step.
     stop = spec.stop.model_copy(update={"steps": 1})
     checkpoint = spec.trainer.checkpoint.model_copy(update={"best": None})
     trainer = spec.trainer.model_copy(update={"checkpoint": checkpoint})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.enums import JobState, TokenSource
-from paceline.errors import StateError
+from paceline.errors import StateError, TransitionError
 from paceline.types import EpisodeProgress, TokenSpan, Transcript
 from paceline.v1.experience_pb2 import TrainSample
 from paceline_experience.store.store import Store
@@ -51,6 +51,16 @@ async def groups_of(site: Site, steps: int) -> list[list[str]]:
         await site.commit(step, share.batch_id)
         await site.announce(step + 1)
     return found
+
+
+async def test_a_controller_that_has_missed_the_resumption_does_not_pause_it_again(
+    site: Site,
+) -> None:
+    await paused(site)
+    await site.job_service.pausing.resume(site.job_id, reason="")
+    with pytest.raises(TransitionError):
+        await site.job_service.set_state(site.job_id, JobState.PAUSED, reason="lunch")
+    assert (await site.jobs.get(site.job_id)).status.state is JobState.QUEUED
 
 
 async def test_pausing_ends_the_trainer_and_resuming_trains_the_same_batches(
