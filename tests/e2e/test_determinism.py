@@ -346,7 +346,7 @@ def test_a_memory_survives_kills_of_experience_and_trainer(
         assert mine == pytest.approx(theirs, rel=1e-5)
 
 
-LONG, EVERY = 22, 10
+LONG, EVERY = 11, 5
 
 
 def replaying(job: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -366,7 +366,7 @@ def replaying(job: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["experience_replay", "dart_pool"])
-def test_sampler_and_replay_survive_kills_at_every_tenth_step(
+def test_sampler_and_replay_survive_kills_at_every_fifth_step(
     kind: str, site: Site, job_of: Job
 ) -> None:
     """Experience and trainer die at any moment of the step, with episodes under way."""
