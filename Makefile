@@ -80,11 +80,11 @@ SYSTEMS := tests/e2e tests/faults tests/integration/cluster/test_leftovers.py
 test: $(DEV) ## All tests except those with SGLang (unit tests only: make test ARGS=tests/unit)
 	$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),$(MAKE) --no-print-directory -k test-parts test-systems)
 test-systems:
-	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile $(SYSTEMS)
+	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SYSTEMS)
 test-parts:
 	@# Tests of the chart would download them too, but within their time limits.
 	-$(BIN)/python deploy/helm/tools.py >/dev/null
-	$(BIN)/python -m pytest -q --numprocesses 4 --dist loadfile tests $(SYSTEMS:%=--ignore=%)
+	$(BIN)/python -m pytest -q --numprocesses 4 --dist loadfile --no-loadscope-reorder tests $(SYSTEMS:%=--ignore=%)
 
 $(SGLANG_STAMP): $(SGLANG_LIST) dev/install.py $(wildcard examples/sglang_cpu/*.toml examples/sglang_cpu/*/*.py)
 	@$(if $(TORCH_INDEX),$(INSTALL) $(SGLANG_VENV) --no-deps --index-url $(TORCH_INDEX) $$(grep '^torch==' $(SGLANG_LIST)))

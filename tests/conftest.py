@@ -65,7 +65,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [mark for mark in ("sglang", "adapters") if mark not in chosen]
     wanted = [item for item in items if not any(map(item.get_closest_marker, left_out))]
     config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
-    items[:] = wanted
+    items[:] = longest_first(wanted)
+
+
+def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files by their longest time limit, so that no worker is left with a long one at the end."""
+    limits: dict[Path, float] = {}
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        limits[item.path] = max(limits.get(item.path, 0), mark.args[0] if mark else 0)
+    return sorted(items, key=lambda item: -limits[item.path])
 
 
 @pytest.fixture(scope="session")
