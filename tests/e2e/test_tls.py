@@ -244,18 +244,27 @@ def test_a_job_trains_over_tls(
 
 
 @pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
-@pytest.mark.parametrize("name", ["reward", "environment"])
-def test_a_folder_of_a_laptop_trains_over_tls(
-    secured: Secured, tiny_model: Path, until: Callable[..., None], name: str
+def test_folders_of_a_laptop_train_over_tls(
+    secured: Secured, tiny_model: Path, until: Callable[..., None]
 ) -> None:
     """The command line, a user's token and the authority are all that the laptop has."""
     until(secured.up, "gateway does not come up", PATIENCE_S)
     token = secured.api_token().decode()
+    jobs = [submitted(secured, token, name, tiny_model) for name in ("reward", "environment")]
+    with Client(secured.http, token=token, ca=secured.authority.path) as client:
+        for job_id in jobs:
+            status = client.wait(job_id, timeout_s=PATIENCE_S).status
+            assert status.state == "succeeded", f"{status.reason}\n{secured.logs()}"
+            assert status.summary["steps"] == 3
+
+
+def submitted(secured: Secured, token: str, name: str, model: Path) -> str:
+    """Submit an example with code of its own by the command line; returns the job's id."""
     job = Path(__file__).parents[2] / "examples" / "own_code" / f"{name}.yaml"
     values = {
         "stop.steps": "3",
         "eval": "null",
-        "model.path": str(tiny_model),
+        "model.path": str(model),
         "experience.batch_groups": "4",
     }
     answer = subprocess.run(
@@ -270,10 +279,7 @@ def test_a_folder_of_a_laptop_trains_over_tls(
         timeout=PATIENCE_S,
     )
     assert answer.returncode == 0, answer.stderr
-    with Client(secured.http, token=token, ca=secured.authority.path) as client:
-        status = client.wait(answer.stdout.strip(), timeout_s=PATIENCE_S).status
-        assert status.state == "succeeded", f"{status.reason}\n{secured.logs()}"
-        assert status.summary["steps"] == 3
+    return answer.stdout.strip()
 
 
 def _slots(folder: Path) -> dict[str, int]:
