@@ -1,0 +1,322 @@
+"""Jobs are paused, resumed, forked, cancelled and deleted in every state while services die.
+
+Each comes to an end, and when it is deleted nothing of it is left in store, run directory or
+cluster. Waits only bound hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from paceline import wire
+from paceline.enums import JobState
+from paceline.errors import NotFoundError, PacelineError
+from paceline.transport.rpc import call
+from paceline.v1 import jobs_pb2 as pb
+from paceline_controller.runtimes.kubernetes.resources import TRAINING_JOBS, Object
+from paceline_harness.lifecycle.histories import KILLED, History, Moment, histories
+from paceline_harness.lifecycle.installation import heard
+from paceline_harness.lifecycle.workers import LATE_STEP
+
+if TYPE_CHECKING:
+    from conftest import Installations, Place
+
+HANG_S = 120.0
+SEED = int(os.environ.get("HISTORIES_SEED", "0"))
+HISTORIES = histories(SEED)
+NAME = "told"  # part of the names of everything that belongs to a job
+_EARLY = frozenset({JobState.QUEUED, JobState.STARTING, JobState.RUNNING})
+_ENDING = frozenset({"cancel", "delete", "kubectl delete"})
+
+
+@dataclass
+class Teller:
+    """Lets a history happen."""
+
+    place: Place
+    history: History
+    family: list[str] = field(default_factory=list[str])  # the job, and a fork of it
+    ended: bool = False  # asked to be cancelled or deleted
+    told: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self.installation = self.place.installation
+        self.jobs = self.installation.jobs
+        self.began_s = time.monotonic()
+
+    def say(self, what: str) -> None:
+        self.told.append(f"{time.monotonic() - self.began_s:7.3f} {what}")
+
+    async def tell(self) -> None:
+        await self.begin()
+        for moment in self.history.moments:
+            await self.reach(moment.state)
+            await self.happen(moment)
+        self.installation.machine.go_on()
+        for job_id in self.family:
+            await self.see_the_end_of(job_id)
+        for job_id in self.family:
+            await self.delete(job_id)
+        await self.see_nothing_left()
+
+    def spec(self, **more: Any) -> dict[str, Any]:
+        failure = {"metric": "train/loss", "above": 0.5, "end": "failed"}
+        return {
+            "model": {"path": str(self.place.model)},
+            "tasks": {"environment": "arithmetic"},
+            "eval": {"every": 2, "tasks": 1, "options": {"split": "heldout"}},
+            "reward": [{"kind": "exact"}],
+            "experience": {"batch_groups": 1, "group_size": 2, "max_staleness": 2, "lease_s": 60},
+            "stop": {"steps": LATE_STEP + 2, "when": [failure] if self.history.fails else []},
+            **({"ttl_seconds_after_finished": 0} if self.history.ttl else {}),
+            **more,
+        }
+
+    async def begin(self) -> None:
+        if not self.history.of_object:
+            await self.submit(self.spec(name=NAME))
+            return
+        body = {
+            "apiVersion": TRAINING_JOBS.api_version,
+            "kind": TRAINING_JOBS.kind,
+            "metadata": {"name": NAME},
+            "spec": self.spec(),
+        }
+        await self.installation.cluster.create(TRAINING_JOBS, body)
+
+        async def submitted() -> bool:
+            found = await self.object()
+            job_id = ((found or {}).get("status") or {}).get("jobId")
+            self.family += [job_id] if job_id else []
+            return bool(job_id)
+
+        await self.until(submitted, "the object has no job")
+
+    async def submit(self, spec: dict[str, Any]) -> None:
+        request = pb.SubmitJobRequest(spec_json=json.dumps(spec), request_id=uuid.uuid4().hex)
+        job = await heard(lambda: call(self.jobs.SubmitJob, request))
+        self.family.append(job.status.job_id)
+        self.say(f"{job.status.job_id} is submitted")
+
+    async def state_now(self, job_id: str) -> JobState | None:
+        """As the store has it, which costs the services nothing; None: it is gone."""
+        found = await self.place.redis.hget(f"{{default/{job_id}}}:record", "state")
+        return None if found is None else JobState(found.decode())
+
+    async def state(self, job_id: str) -> JobState | None:
+        """As users see it; None: it is gone."""
+        request = pb.GetJobRequest(job_id=job_id)
+        try:
+            job = await heard(lambda: call(self.jobs.GetJob, request))
+        except NotFoundError:
+            return None
+        return wire.member_of(JobState, job.status.state, "state")
+
+    async def object(self) -> Object | None:
+        if not self.history.of_object:
+            return None
+        try:
+            return await self.installation.cluster.get(TRAINING_JOBS, NAME)
+        except NotFoundError:
+            return None
+
+    async def until(
+        self, condition: Callable[[], Awaitable[bool]], what: str, *, every_s: float = 0.03
+    ) -> None:
+        deadline = time.monotonic() + HANG_S
+        while not await condition():
+            assert time.monotonic() < deadline, what
+            await asyncio.sleep(every_s)
+
+    async def reach(self, wanted: JobState) -> None:
+        """Bring the job into a state, or past it."""
+        asked = set[JobState]()
+        if wanted in (JobState.SUCCEEDED, JobState.FAILED):
+            self.installation.machine.go_on()
+
+        async def reached() -> bool:
+            state = await self.state_now(self.family[0])
+            if state in (None, wanted) or state.terminal or wanted is JobState.QUEUED:
+                return True
+            if (wanted, state) in _PASSED:
+                return True
+            pausing = wanted in (JobState.PAUSING, JobState.PAUSED)
+            if pausing and state in _EARLY - asked:
+                await self.ask("suspend" if self.history.of_object else "pause")
+                asked.add(state)
+                return False
+            if not pausing and state is JobState.PAUSED:
+                await self.ask("unsuspend" if self.history.of_object else "resume")
+            return False
+
+        await self.until(reached, f"{self.family[0]} is never {wanted}", every_s=0.004)
+
+    async def happen(self, moment: Moment) -> None:
+        state = await self.state_now(self.family[0])
+        self.say(f"{state} ({moment.state}): {moment.ask or 'nothing'}, {moment.killed} dies")
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self.kill(moment))
+            await asyncio.sleep(max(0.0, -moment.lag_s))
+            if moment.ask:
+                await self.ask(moment.ask)
+
+    async def kill(self, moment: Moment) -> None:
+        await asyncio.sleep(max(0.0, moment.lag_s))
+        if moment.killed is not None:
+            await self.installation.kill(moment.killed, self.family[0])
+            self.say(f"{moment.killed} was killed")
+
+    async def ask(self, what: str, job_id: str = "") -> None:
+        """Ask until somebody has heard it; it may be refused."""
+        job_id = job_id or self.family[0]
+        self.ended = self.ended or what in _ENDING
+        try:
+            if what in ("suspend", "unsuspend", "kubectl delete"):
+                await self.ask_cluster(what)
+            elif what == "fork":
+                await self.fork(job_id)
+            else:
+                method, request = {
+                    "pause": (self.jobs.PauseJob, pb.PauseJobRequest(job_id=job_id)),
+                    "resume": (self.jobs.ResumeJob, pb.ResumeJobRequest(job_id=job_id)),
+                    "cancel": (self.jobs.CancelJob, pb.CancelJobRequest(job_id=job_id)),
+                    "delete": (self.jobs.DeleteJob, pb.DeleteJobRequest(job_id=job_id, force=True)),
+                }[what]
+                await heard(lambda: call(method, request))
+            self.say(f"{what} was heard")
+        except PacelineError as error:
+            self.say(f"{what} is refused: {type(error).__name__}: {error}")
+
+    async def fork(self, job_id: str) -> None:
+        if len(self.family) > 1:
+            return
+        request = pb.GetJobRequest(job_id=job_id)
+        parent = await heard(lambda: call(self.jobs.GetJob, request))
+        spec = json.loads(parent.spec_json)
+        await self.submit(spec | {"fork": {"job": job_id, "step": "latest"}})
+
+    async def ask_cluster(self, what: str) -> None:
+        if not self.history.of_object:
+            return
+        cluster = self.installation.cluster
+        if what == "kubectl delete":
+            await cluster.delete(TRAINING_JOBS, NAME)
+        else:
+            suspend = {"spec": {"suspend": what == "suspend"}}
+            await cluster.patch(TRAINING_JOBS, NAME, suspend)
+
+    async def see_the_end_of(self, job_id: str) -> None:
+        """A job that is paused is resumed."""
+        of_object = self.history.of_object and job_id == self.family[0]
+
+        async def over() -> bool:
+            state = await self.state_now(job_id)
+            if state is JobState.PAUSED:
+                await self.ask("unsuspend" if of_object else "resume", job_id)
+            return state is None or state.terminal
+
+        await self.until(over, f"{job_id} does not end")
+        state = await self.state(job_id)
+        self.say(f"{job_id} is over: {state}")
+        allowed: set[JobState | None] = {
+            JobState.FAILED if self.history.fails else JobState.SUCCEEDED
+        }
+        allowed |= {None} if self.history.ttl else set()
+        if self.ended and job_id == self.family[0]:
+            allowed |= {JobState.CANCELLED, None}
+        assert state in allowed, state
+        if state is not None:
+            request = pb.VerifyJobRequest(job_id=job_id)
+            try:
+                report = await heard(lambda: call(self.jobs.VerifyJob, request))
+            except NotFoundError:  # its deletion has begun
+                return
+            assert report.ok, report.problems
+
+    async def delete(self, job_id: str) -> None:
+        async def gone() -> bool:
+            return await self.state(job_id) is None
+
+        if not self.history.ttl:
+            await self.ask("delete", job_id)  # once: it goes on by itself
+        await self.until(gone, f"{job_id} is not deleted")
+
+    async def see_nothing_left(self) -> None:
+        left: list[str] = []
+
+        async def clean() -> bool:
+            left[:] = [each for each in await self.everything() if NAME in each]
+            return not left and await self.object() is None
+
+        try:
+            await self.until(clean, "something is left")
+        finally:
+            if left:
+                self.say(f"left: {left}")
+
+    async def everything(self) -> list[str]:
+        """Names of all files, ports, processes, keys and members of keys, and listed jobs."""
+        installation, redis = self.installation, self.place.redis
+        run_dir = installation.run_dir
+        found = [f"process {name}" for name in installation.machine.names]
+        for folder, _, names in os.walk(run_dir):  # passes over what vanishes meanwhile
+            found += [folder, *(f"{folder}/{name}" for name in names)]
+        found += json.loads((run_dir / "ports.json").read_text())
+        for key in [name.decode() for name in await redis.keys()]:
+            found.append(f"key {key}")
+            kind = (await redis.type(key)).decode()
+            if kind == "hash":
+                pairs: Any = await redis.hgetall(key)
+                found += [f"{key}: {k!r} {v!r}" for k, v in pairs.items()]
+            elif kind == "zset":
+                found += [f"{key}: {member!r}" for member in await redis.zrange(key, 0, -1)]
+        listed = await heard(lambda: call(self.jobs.ListJobs, pb.ListJobsRequest()))
+        return found + [f"listed {each.status.job_id}" for each in listed.jobs]
+
+    async def situation(self) -> str:
+        """What jobs and processes are doing, for a test that fails."""
+        states = {job_id: await self.state_now(job_id) for job_id in self.family}
+        ended = self.installation.ends()
+        return "\n".join([str(self.history), *self.told, f"{states}\n{ended}"])
+
+
+# What a job has passed that is waited for in a state.
+_PASSED = frozenset(
+    {
+        (JobState.STARTING, JobState.RUNNING),
+        (JobState.PAUSING, JobState.PAUSED),
+    }
+)
+
+
+def test_every_process_dies_in_every_state() -> None:
+    killed = {(moment.state, moment.killed) for each in HISTORIES for moment in each.moments}
+    assert killed == {(state, kind) for state in JobState for kind in KILLED}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("number", [*range(len(HISTORIES))] * int(os.environ.get("AGAIN", "1")))
+def test_every_job_ends_and_leaves_nothing(
+    runner: asyncio.Runner, installations: Installations, number: int
+) -> None:
+    async def happen() -> None:
+        async with installations() as place:
+            teller = Teller(place, HISTORIES[number])
+            try:
+                await teller.tell()
+            except BaseException:
+                print(await teller.situation())
+                raise
+            print("\n".join(teller.told))
+
+    runner.run(happen())
