@@ -31,6 +31,7 @@ from paceline_controller.runtimes.kubernetes.connection import KubernetesClient
 from paceline_controller.runtimes.kubernetes.events import Events
 from paceline_controller.runtimes.kubernetes.resources import TRAINING_JOBS
 from paceline_controller.runtimes.kubernetes.watches import Cache
+from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.service import ExperienceService
 from paceline_experience.store.store import Store
@@ -50,6 +51,31 @@ GRACE_S = 0.5
 _SPEED = 20  # of the clock of objects
 Answer = TypeVar("Answer")
 SERVICES = (WorkerKind.EXPERIENCE, WorkerKind.GATEWAY, WorkerKind.CONTROLLER)
+
+
+class QuickExperience(ExperienceService):
+    """Waits less before it deletes, and shares its `dry_run` with the ones before and after it."""
+
+    def __init__(
+        self, chassis: Chassis, *, store: Store, options: ExperienceOptions, dry_run: DryRun
+    ) -> None:
+        self._shared = dry_run
+        super().__init__(chassis, store=store, options=options)
+
+    def _make_dry_run(self) -> DryRun:
+        return self._shared
+
+    def _make_deletion(self) -> Deletion:
+        return Deletion(
+            store=self._store,
+            jobs=self._jobs,
+            ledgers=self._ledgers,
+            artifacts=self._artifacts,
+            job_service=self._job_service,
+            roster=self._roster,
+            files=self._files,
+            settle_s=SETTLE_S,
+        )
 
 
 @dataclass(slots=True)
@@ -156,9 +182,7 @@ class Installation:
                 await store.close()
             path.unlink(missing_ok=True)
 
-        service = ExperienceService(
-            chassis, store=store, options=options, dry_run=self._dry_run, settle_s=SETTLE_S
-        )
+        service = QuickExperience(chassis, store=store, options=options, dry_run=self._dry_run)
         await _serve(life, service, chassis)
         return _Running(life, close)
 
