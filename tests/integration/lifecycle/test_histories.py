@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline import wire
-from paceline.enums import JobState
+from paceline.enums import JobState, WorkerKind
 from paceline.errors import NotFoundError, PacelineError
 from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2 as pb
 from paceline_controller.runtimes.kubernetes.resources import TRAINING_JOBS, Object
-from paceline_harness.lifecycle.histories import KILLED, History, Moment, histories
+from paceline_harness.lifecycle.histories import KILLED, LATE, History, Moment, histories
 from paceline_harness.lifecycle.installation import heard
+from paceline_harness.lifecycle.late import LateRequest
 from paceline_harness.lifecycle.workers import LATE_STEP
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Teller:
     history: History
     family: list[str] = field(default_factory=list[str])  # the job, and a fork of it
     ended: bool = False  # asked to be cancelled or deleted
+    may_pause: bool = False  # asked to pause, and not resumed since
+    late: LateRequest | None = None
     told: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
@@ -144,7 +147,7 @@ class Teller:
             self.installation.machine.go_on()
 
         async def reached() -> bool:
-            state = await self.state_now(self.family[0])
+            state = await self.observe(self.family[0])
             if state in (None, wanted) or state.terminal or wanted is JobState.QUEUED:
                 return True
             if (wanted, state) in _PASSED:
@@ -160,6 +163,35 @@ class Teller:
 
         await self.until(reached, f"{self.family[0]} is never {wanted}", every_s=0.004)
 
+    async def observe(self, job_id: str) -> JobState | None:
+        """Its state, after a check that it is paused only if somebody has asked for it.
+
+        An object that is suspended pauses its job again, whoever resumes that.
+        """
+        if self.late is not None and self.late.job_id == job_id:
+            state = await self.state_now(job_id)
+            if state is not None and self.late.is_stale(state):
+                await self.deliver()
+        state = await self.state_now(job_id)
+        if state in (JobState.PAUSING, JobState.PAUSED):
+            asked = self.may_pause and job_id == self.family[0]
+            assert asked, f"{job_id} pauses by itself"
+        return state
+
+    async def deliver(self) -> None:
+        """Let a late request of a controller arrive, which knows less than its successor."""
+        late, self.late = self.late, None
+        if late is None:
+            return
+        before = await self.state_now(late.job_id)
+        try:
+            await self.installation.deliver(late)
+        except PacelineError as error:
+            self.say(f"{late.state} arrives late, and is refused: {error}")
+            return
+        self.say(f"{late.state} arrives late, when the job is {before}")
+        assert late.state is not JobState.PAUSED or before not in _EARLY, "it pauses a resumed job"
+
     async def happen(self, moment: Moment) -> None:
         state = await self.state_now(self.family[0])
         self.say(f"{state} ({moment.state}): {moment.ask or 'nothing'}, {moment.killed} dies")
@@ -171,14 +203,18 @@ class Teller:
 
     async def kill(self, moment: Moment) -> None:
         await asyncio.sleep(max(0.0, moment.lag_s))
-        if moment.killed is not None:
-            await self.installation.kill(moment.killed, self.family[0])
+        if moment.killed == LATE:
+            self.late = await self.installation.replace_controller()
+            self.say(f"controller was killed before {self.late} arrived")
+        elif moment.killed is not None:
+            await self.installation.kill(WorkerKind(moment.killed), self.family[0])
             self.say(f"{moment.killed} was killed")
 
     async def ask(self, what: str, job_id: str = "") -> None:
         """Ask until somebody has heard it; it may be refused."""
         job_id = job_id or self.family[0]
         self.ended = self.ended or what in _ENDING
+        self.may_pause = self.may_pause or what in ("pause", "suspend")
         try:
             if what in ("suspend", "unsuspend", "kubectl delete"):
                 await self.ask_cluster(what)
@@ -192,6 +228,8 @@ class Teller:
                     "delete": (self.jobs.DeleteJob, pb.DeleteJobRequest(job_id=job_id, force=True)),
                 }[what]
                 await heard(lambda: call(method, request))
+            if what == "resume" and not self.history.of_object:
+                self.may_pause = False
             self.say(f"{what} was heard")
         except PacelineError as error:
             self.say(f"{what} is refused: {type(error).__name__}: {error}")
@@ -219,12 +257,13 @@ class Teller:
         of_object = self.history.of_object and job_id == self.family[0]
 
         async def over() -> bool:
-            state = await self.state_now(job_id)
+            state = await self.observe(job_id)
             if state is JobState.PAUSED:
                 await self.ask("unsuspend" if of_object else "resume", job_id)
             return state is None or state.terminal
 
         await self.until(over, f"{job_id} does not end")
+        await self.deliver()
         state = await self.state(job_id)
         self.say(f"{job_id} is over: {state}")
         allowed: set[JobState | None] = {

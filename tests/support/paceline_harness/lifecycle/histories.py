@@ -16,9 +16,10 @@ from paceline.enums import JobState, WorkerKind
 Card = TypeVar("Card")
 CHANGES = ("pause", "resume", "fork", "suspend", "unsuspend", "")
 ENDINGS = ("cancel", "delete", "kubectl delete")
-KILLED = (
-    *(WorkerKind.EXPERIENCE, WorkerKind.GATEWAY, WorkerKind.CONTROLLER, WorkerKind.TRAINER),
-    *(WorkerKind.ENVIRONMENT, WorkerKind.REWARD, WorkerKind.ROLLOUT, None),
+LATE = "controller with a late request"  # its last one arrives once the job has moved on
+KILLED: tuple[WorkerKind | str | None, ...] = (
+    *(WorkerKind.EXPERIENCE, WorkerKind.GATEWAY, WorkerKind.CONTROLLER, LATE),
+    *(WorkerKind.TRAINER, WorkerKind.ENVIRONMENT, WorkerKind.REWARD, WorkerKind.ROLLOUT, None),
 )
 LAGS_S = (-0.03, 0.0, 0.001, 0.003, 0.01, 0.03)
 _PATH = (
@@ -33,7 +34,7 @@ class Moment:
 
     state: JobState
     ask: str  # empty: nothing
-    killed: WorkerKind | None
+    killed: WorkerKind | str | None
     lag_s: float  # from the question to the death; negative: the other way round
 
 
@@ -71,16 +72,20 @@ def histories(seed: int) -> list[History]:
         for length in range(1, len(_PATH) + 2):
             fails = ending == "delete"
             path, last = [*_PATH[:length]], length - 1
-            if length <= len(_PATH):
+            whole = length > len(_PATH)
+            if not whole:
                 path += [JobState.CANCELLING, JobState.CANCELLED]
             else:
-                path += [JobState.FAILED] * 8 if fails else [JobState.SUCCEEDED] * 4
+                path += [JobState.FAILED] * 9 if fails else [JobState.SUCCEEDED] * 5
                 last = len(path) - 1
             moments = [
                 Moment(
                     state=state,
                     ask=ending if number == last else asks.deal(state, CHANGES),
-                    killed=deaths.deal(state, KILLED),
+                    # Only a job that is resumed afterwards could be paused by mistake.
+                    killed=LATE
+                    if whole and state is JobState.PAUSING
+                    else deaths.deal(state, KILLED),
                     lag_s=chance.choice(LAGS_S),
                 )
                 for number, state in enumerate(path)

@@ -26,7 +26,6 @@ from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_controller.cluster.training_jobs import TrainingJobs
 from paceline_controller.reconciler import Reconciler
-from paceline_controller.registry import GrpcJobRegistry
 from paceline_controller.runtimes.kubernetes.connection import KubernetesClient
 from paceline_controller.runtimes.kubernetes.events import Events
 from paceline_controller.runtimes.kubernetes.resources import TRAINING_JOBS
@@ -36,6 +35,7 @@ from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.service import ExperienceService
 from paceline_experience.store.store import Store
 from paceline_gateway.service import GatewayService, listen
+from paceline_harness.lifecycle.late import HoldingRegistry, LateRequest
 from paceline_harness.lifecycle.lives import Life
 from paceline_harness.lifecycle.machine import Machine
 from paceline_harness.ports import free_port
@@ -48,6 +48,7 @@ TOKEN = "pl_bootstrap_of_these_tests"
 MEMBER_LEASE_S = 1.5
 SETTLE_S = 0.15
 GRACE_S = 0.5
+HOLD_S = 0.5
 _SPEED = 20  # of the clock of objects
 Answer = TypeVar("Answer")
 SERVICES = (WorkerKind.EXPERIENCE, WorkerKind.GATEWAY, WorkerKind.CONTROLLER)
@@ -76,6 +77,12 @@ class QuickExperience(ExperienceService):
             files=self._files,
             settle_s=SETTLE_S,
         )
+
+    async def release(self) -> None:
+        """Free what the system frees of a process that is killed: files, threads and children."""
+        self._audit.close()
+        for each in (self._deletion, self._own_functions, self._own_tasks, self._data):
+            await each.close()
 
 
 @dataclass(slots=True)
@@ -106,6 +113,7 @@ class Installation:
         self._dry_run = dry_run
         self._running: dict[WorkerKind, _Running] = {}
         self._wires = 0
+        self._registry: HoldingRegistry | None = None  # of the controller
         self._users = connect(self._address(WorkerKind.GATEWAY), token=TOKEN)
         self.jobs: JobsAsyncStub = JobsStub(self._users)
 
@@ -128,6 +136,26 @@ class Installation:
         if running is not None:  # else it is down already
             await _end(running)
             await self.start(kind)
+
+    async def replace_controller(self) -> LateRequest | None:
+        """Kill the controller while it asks to move a job on; that request is returned.
+
+        None: it has not asked within `HOLD_S`.
+        """
+        if self._registry is None or WorkerKind.CONTROLLER not in self._running:
+            return None
+        late = await self._registry.hold(within_s=HOLD_S)
+        await self.kill(WorkerKind.CONTROLLER)
+        return late
+
+    async def deliver(self, late: LateRequest) -> None:
+        """Let a request arrive that was held.
+
+        Raises:
+            PacelineError: it is refused.
+        """
+        assert self._registry is not None
+        await self._registry.set_state(late.job_id, late.state, reason=late.reason)
 
     def ends(self) -> dict[str, str]:
         """The errors that have ended services and workers; empty: they are alive."""
@@ -181,6 +209,7 @@ class Installation:
             with suppress(StoreError):
                 await store.close()
             path.unlink(missing_ok=True)
+            await service.release()
 
         service = QuickExperience(chassis, store=store, options=options, dry_run=self._dry_run)
         await _serve(life, service, chassis)
@@ -209,12 +238,12 @@ class Installation:
         async def close() -> None:
             return
 
-        registry = GrpcJobRegistry(
+        registry = HoldingRegistry(
             jobs=JobsStub(channel),
             experience=ExperienceStub(channel),
             tenants=TenantsStub(channel),
         )
-        self.machine.credentials = registry
+        self.machine.credentials = self._registry = registry
         reconciler = Reconciler(
             ledger=registry,
             runtime=self.machine,
