@@ -23,7 +23,7 @@ from paceline_controller.runtimes.kubernetes.connection import KubernetesClient,
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_harness.cluster.api import ApiServer
 from paceline_harness.lifecycle.installation import Installation
-from paceline_harness.lifecycle.lives import follow_lives, outlive
+from paceline_harness.lifecycle.processes import detached, track_tasks
 from paceline_harness.models.folders import write_empty_model
 
 if TYPE_CHECKING:
@@ -43,31 +43,32 @@ class Place:
     model: Path
 
 
-class OutlivingDryRun(DryRun):
+class DetachedDryRun(DryRun):
     """Its processes take seconds to start, so they are not those of a service that is killed."""
 
     async def check(self, spec: JobSpec, data: JobData | None = None) -> None:
-        await outlive(super().check(spec, data))
+        await detached(super().check(spec, data))
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as made:
-        follow_lives(made.get_loop())
+        track_tasks(made.get_loop())
         yield made
 
 
 @pytest.fixture(scope="module")
 def installations(runner: asyncio.Runner) -> Iterator[Installations]:
-    dry_run = OutlivingDryRun(timeout_s=60, memory_bytes=1 << 30)
+    dry_run = DetachedDryRun(timeout_s=60, memory_bytes=1 << 30)
     numbers = itertools.count()
     with (
         tempfile.TemporaryDirectory(prefix="pl") as name,
         ApiServer(folder=Path(name) / "api") as server,
     ):
         folder = Path(name)
-        paths = {"data_dir": folder / "d", "unix_socket_path": folder / "s"}
-        store = ValkeyServer(port=0, **paths, config={"save": ""})
+        store = ValkeyServer(
+            port=0, data_dir=folder / "d", unix_socket_path=folder / "s", config={"save": ""}
+        )
         store.start(60)
         (folder / "model").mkdir()
         write_empty_model(folder / "model")
@@ -78,7 +79,8 @@ def installations(runner: asyncio.Runner) -> Iterator[Installations]:
         @asynccontextmanager
         async def installed() -> AsyncGenerator[Place]:
             number = next(numbers)
-            namespace = {"metadata": {"name": f"history-{number}"}}
+            metadata = kubernetes.client.V1ObjectMeta(name=f"history-{number}")
+            namespace = kubernetes.client.V1Namespace(metadata=metadata)
             kubernetes.client.CoreV1Api(admin).create_namespace(namespace)
             settings = await configuration(server.kubeconfig)
             cluster = KubernetesClient(settings, namespace=f"history-{number}")

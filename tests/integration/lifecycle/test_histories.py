@@ -23,8 +23,8 @@ from paceline.errors import NotFoundError, PacelineError
 from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2 as pb
 from paceline_controller.runtimes.kubernetes.resources import TRAINING_JOBS, Object
-from paceline_harness.lifecycle.histories import KILLED, LATE, History, Moment, histories
-from paceline_harness.lifecycle.installation import heard
+from paceline_harness.lifecycle.histories import KILLS, LATE, History, Step, histories
+from paceline_harness.lifecycle.installation import retried
 from paceline_harness.lifecycle.late import LateRequest
 from paceline_harness.lifecycle.workers import LATE_STEP
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 HANG_S = 120.0
 SEED = int(os.environ.get("HISTORIES_SEED", "0"))
 HISTORIES = histories(SEED)
-NAME = "told"  # part of the names of everything that belongs to a job
+NAME = "probe-job"  # part of all names that belong to a job
 _EARLY = frozenset({JobState.QUEUED, JobState.STARTING, JobState.RUNNING})
 _ENDING = frozenset({"cancel", "delete", "kubectl delete"})
 
 
 @dataclass
-class Teller:
-    """Lets a history happen."""
+class Run:
+    """Makes a history happen."""
 
     place: Place
     history: History
@@ -49,27 +49,27 @@ class Teller:
     ended: bool = False  # asked to be cancelled or deleted
     may_pause: bool = False  # asked to pause, and not resumed since
     late: LateRequest | None = None
-    told: list[str] = field(default_factory=list[str])
+    events: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
         self.installation = self.place.installation
         self.jobs = self.installation.jobs
         self.began_s = time.monotonic()
 
-    def say(self, what: str) -> None:
-        self.told.append(f"{time.monotonic() - self.began_s:7.3f} {what}")
+    def log(self, what: str) -> None:
+        self.events.append(f"{time.monotonic() - self.began_s:7.3f} {what}")
 
-    async def tell(self) -> None:
+    async def run(self) -> None:
         await self.begin()
-        for moment in self.history.moments:
-            await self.reach(moment.state)
-            await self.happen(moment)
-        self.installation.machine.go_on()
+        for step in self.history.steps:
+            await self.reach(step.state)
+            await self.take(step)
+        self.installation.machine.let_jobs_end()
         for job_id in self.family:
-            await self.see_the_end_of(job_id)
+            await self.check_end(job_id)
         for job_id in self.family:
             await self.delete(job_id)
-        await self.see_nothing_left()
+        await self.check_nothing_left()
 
     def spec(self, **more: Any) -> dict[str, Any]:
         failure = {"metric": "train/loss", "above": 0.5, "end": "failed"}
@@ -106,20 +106,20 @@ class Teller:
 
     async def submit(self, spec: dict[str, Any]) -> None:
         request = pb.SubmitJobRequest(spec_json=json.dumps(spec), request_id=uuid.uuid4().hex)
-        job = await heard(lambda: call(self.jobs.SubmitJob, request))
+        job = await retried(lambda: call(self.jobs.SubmitJob, request))
         self.family.append(job.status.job_id)
-        self.say(f"{job.status.job_id} is submitted")
+        self.log(f"{job.status.job_id} is submitted")
 
     async def state_now(self, job_id: str) -> JobState | None:
         """As the store has it, which costs the services nothing; None: it is gone."""
-        found = await self.place.redis.hget(f"{{default/{job_id}}}:record", "state")
+        found: Any = await self.place.redis.hget(f"{{default/{job_id}}}:record", "state")
         return None if found is None else JobState(found.decode())
 
     async def state(self, job_id: str) -> JobState | None:
         """As users see it; None: it is gone."""
         request = pb.GetJobRequest(job_id=job_id)
         try:
-            job = await heard(lambda: call(self.jobs.GetJob, request))
+            job = await retried(lambda: call(self.jobs.GetJob, request))
         except NotFoundError:
             return None
         return wire.member_of(JobState, job.status.state, "state")
@@ -144,7 +144,7 @@ class Teller:
         """Bring the job into a state, or past it."""
         asked = set[JobState]()
         if wanted in (JobState.SUCCEEDED, JobState.FAILED):
-            self.installation.machine.go_on()
+            self.installation.machine.let_jobs_end()
 
         async def reached() -> bool:
             state = await self.observe(self.family[0])
@@ -187,31 +187,31 @@ class Teller:
         try:
             await self.installation.deliver(late)
         except PacelineError as error:
-            self.say(f"{late.state} arrives late, and is refused: {error}")
+            self.log(f"{late.state} arrives late, and is refused: {error}")
             return
-        self.say(f"{late.state} arrives late, when the job is {before}")
+        self.log(f"{late.state} arrives late, when the job is {before}")
         assert late.state is not JobState.PAUSED or before not in _EARLY, "it pauses a resumed job"
 
-    async def happen(self, moment: Moment) -> None:
+    async def take(self, step: Step) -> None:
         state = await self.state_now(self.family[0])
-        self.say(f"{state} ({moment.state}): {moment.ask or 'nothing'}, {moment.killed} dies")
+        self.log(f"{state} ({step.state}): {step.request or 'nothing'}, {step.kill} dies")
         async with asyncio.TaskGroup() as both:
-            both.create_task(self.kill(moment))
-            await asyncio.sleep(max(0.0, -moment.lag_s))
-            if moment.ask:
-                await self.ask(moment.ask)
+            both.create_task(self.kill(step))
+            await asyncio.sleep(max(0.0, -step.lag_s))
+            if step.request:
+                await self.ask(step.request)
 
-    async def kill(self, moment: Moment) -> None:
-        await asyncio.sleep(max(0.0, moment.lag_s))
-        if moment.killed == LATE:
+    async def kill(self, step: Step) -> None:
+        await asyncio.sleep(max(0.0, step.lag_s))
+        if step.kill == LATE:
             self.late = await self.installation.replace_controller()
-            self.say(f"controller was killed before {self.late} arrived")
-        elif moment.killed is not None:
-            await self.installation.kill(WorkerKind(moment.killed), self.family[0])
-            self.say(f"{moment.killed} was killed")
+            self.log(f"controller was killed before {self.late} arrived")
+        elif step.kill is not None:
+            await self.installation.kill(WorkerKind(step.kill), self.family[0])
+            self.log(f"{step.kill} was killed")
 
     async def ask(self, what: str, job_id: str = "") -> None:
-        """Ask until somebody has heard it; it may be refused."""
+        """Ask until it is answered; it may be refused."""
         job_id = job_id or self.family[0]
         self.ended = self.ended or what in _ENDING
         self.may_pause = self.may_pause or what in ("pause", "suspend")
@@ -221,24 +221,25 @@ class Teller:
             elif what == "fork":
                 await self.fork(job_id)
             else:
-                method, request = {
+                requests: dict[str, tuple[Any, Any]] = {
                     "pause": (self.jobs.PauseJob, pb.PauseJobRequest(job_id=job_id)),
                     "resume": (self.jobs.ResumeJob, pb.ResumeJobRequest(job_id=job_id)),
                     "cancel": (self.jobs.CancelJob, pb.CancelJobRequest(job_id=job_id)),
                     "delete": (self.jobs.DeleteJob, pb.DeleteJobRequest(job_id=job_id, force=True)),
-                }[what]
-                await heard(lambda: call(method, request))
+                }
+                method, request = requests[what]
+                await retried(lambda: call(method, request))
             if what == "resume" and not self.history.of_object:
                 self.may_pause = False
-            self.say(f"{what} was heard")
+            self.log(f"{what} is accepted")
         except PacelineError as error:
-            self.say(f"{what} is refused: {type(error).__name__}: {error}")
+            self.log(f"{what} is refused: {type(error).__name__}: {error}")
 
     async def fork(self, job_id: str) -> None:
         if len(self.family) > 1:
             return
         request = pb.GetJobRequest(job_id=job_id)
-        parent = await heard(lambda: call(self.jobs.GetJob, request))
+        parent = await retried(lambda: call(self.jobs.GetJob, request))
         spec = json.loads(parent.spec_json)
         await self.submit(spec | {"fork": {"job": job_id, "step": "latest"}})
 
@@ -252,7 +253,7 @@ class Teller:
             suspend = {"spec": {"suspend": what == "suspend"}}
             await cluster.patch(TRAINING_JOBS, NAME, suspend)
 
-    async def see_the_end_of(self, job_id: str) -> None:
+    async def check_end(self, job_id: str) -> None:
         """A job that is paused is resumed."""
         of_object = self.history.of_object and job_id == self.family[0]
 
@@ -265,7 +266,7 @@ class Teller:
         await self.until(over, f"{job_id} does not end")
         await self.deliver()
         state = await self.state(job_id)
-        self.say(f"{job_id} is over: {state}")
+        self.log(f"{job_id} is over: {state}")
         allowed: set[JobState | None] = {
             JobState.FAILED if self.history.fails else JobState.SUCCEEDED
         }
@@ -276,7 +277,7 @@ class Teller:
         if state is not None:
             request = pb.VerifyJobRequest(job_id=job_id)
             try:
-                report = await heard(lambda: call(self.jobs.VerifyJob, request))
+                report = await retried(lambda: call(self.jobs.VerifyJob, request))
             except NotFoundError:  # its deletion has begun
                 return
             assert report.ok, report.problems
@@ -289,20 +290,20 @@ class Teller:
             await self.ask("delete", job_id)  # once: it goes on by itself
         await self.until(gone, f"{job_id} is not deleted")
 
-    async def see_nothing_left(self) -> None:
+    async def check_nothing_left(self) -> None:
         left: list[str] = []
 
         async def clean() -> bool:
-            left[:] = [each for each in await self.everything() if NAME in each]
+            left[:] = [each for each in await self.names_in_use() if NAME in each]
             return not left and await self.object() is None
 
         try:
             await self.until(clean, "something is left")
         finally:
             if left:
-                self.say(f"left: {left}")
+                self.log(f"left: {left}")
 
-    async def everything(self) -> list[str]:
+    async def names_in_use(self) -> list[str]:
         """Names of all files, ports, processes, keys and members of keys, and listed jobs."""
         installation, redis = self.installation, self.place.redis
         run_dir = installation.run_dir
@@ -310,22 +311,23 @@ class Teller:
         for folder, _, names in os.walk(run_dir):  # passes over what vanishes meanwhile
             found += [folder, *(f"{folder}/{name}" for name in names)]
         found += json.loads((run_dir / "ports.json").read_text())
-        for key in [name.decode() for name in await redis.keys()]:
+        keys: Any = await redis.keys()
+        for key in [name.decode() for name in keys]:
             found.append(f"key {key}")
-            kind = (await redis.type(key)).decode()
-            if kind == "hash":
+            kind: Any = await redis.type(key)
+            if kind == b"hash":
                 pairs: Any = await redis.hgetall(key)
                 found += [f"{key}: {k!r} {v!r}" for k, v in pairs.items()]
-            elif kind == "zset":
+            elif kind == b"zset":
                 found += [f"{key}: {member!r}" for member in await redis.zrange(key, 0, -1)]
-        listed = await heard(lambda: call(self.jobs.ListJobs, pb.ListJobsRequest()))
+        listed = await retried(lambda: call(self.jobs.ListJobs, pb.ListJobsRequest()))
         return found + [f"listed {each.status.job_id}" for each in listed.jobs]
 
-    async def situation(self) -> str:
+    async def report(self) -> str:
         """What jobs and processes are doing, for a test that fails."""
         states = {job_id: await self.state_now(job_id) for job_id in self.family}
         ended = self.installation.ends()
-        return "\n".join([str(self.history), *self.told, f"{states}\n{ended}"])
+        return "\n".join([str(self.history), *self.events, f"{states}\n{ended}"])
 
 
 # What a job has passed that is waited for in a state.
@@ -338,8 +340,8 @@ _PASSED = frozenset(
 
 
 def test_every_process_dies_in_every_state() -> None:
-    killed = {(moment.state, moment.killed) for each in HISTORIES for moment in each.moments}
-    assert killed == {(state, kind) for state in JobState for kind in KILLED}
+    kills = {(step.state, step.kill) for each in HISTORIES for step in each.steps}
+    assert kills == {(state, kind) for state in JobState for kind in KILLS}
 
 
 @pytest.mark.slow
@@ -350,12 +352,12 @@ def test_every_job_ends_and_leaves_nothing(
 ) -> None:
     async def happen() -> None:
         async with installations() as place:
-            teller = Teller(place, HISTORIES[number])
+            run = Run(place, HISTORIES[number])
             try:
-                await teller.tell()
+                await run.run()
             except BaseException:
-                print(await teller.situation())
+                print(await run.report())
                 raise
-            print("\n".join(teller.told))
+            print("\n".join(run.events))
 
     runner.run(happen())

@@ -1,7 +1,7 @@
-"""Which histories are tried: every question in every state, and every death in every state.
+"""Which histories are tried: every request and every kill in every state.
 
-A history leads one job through states, and in each asks something while a process dies. A fork of
-the job shares its history from then on.
+A history leads one job through states, and makes a request in each while a process is killed. A
+fork of the job shares its history from then on.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from paceline.enums import JobState, WorkerKind
 
-Card = TypeVar("Card")
+Choice = TypeVar("Choice")
 CHANGES = ("pause", "resume", "fork", "suspend", "unsuspend", "")
 ENDINGS = ("cancel", "delete", "kubectl delete")
 LATE = "controller with a late request"  # its last one arrives once the job has moved on
-KILLED: tuple[WorkerKind | str | None, ...] = (
+KILLS: tuple[WorkerKind | str | None, ...] = (
     *(WorkerKind.EXPERIENCE, WorkerKind.GATEWAY, WorkerKind.CONTROLLER, LATE),
     *(WorkerKind.TRAINER, WorkerKind.ENVIRONMENT, WorkerKind.REWARD, WorkerKind.ROLLOUT, None),
 )
@@ -29,44 +29,44 @@ _PATH = (
 
 
 @dataclass(frozen=True)
-class Moment:
-    """In a state of the job something is asked, and a process dies meanwhile."""
+class Step:
+    """In a state of the job a request is made, and a process is killed meanwhile."""
 
     state: JobState
-    ask: str  # empty: nothing
-    killed: WorkerKind | str | None
-    lag_s: float  # from the question to the death; negative: the other way round
+    request: str  # empty: nothing
+    kill: WorkerKind | str | None
+    lag_s: float  # from the request to the kill; negative: the other way round
 
 
 @dataclass(frozen=True)
 class History:
     """What happens to a job, which `fails` by itself or succeeds unless it is ended before."""
 
-    moments: tuple[Moment, ...]
+    steps: tuple[Step, ...]
     of_object: bool
     fails: bool
     ttl: bool
 
 
-class _Deck:
-    """Deals cards so that each comes equally often in every state."""
+class _Balanced:
+    """Chooses so that each comes equally often in every state."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-        self._dealt = Counter[tuple[JobState, object]]()
+        self._chosen = Counter[tuple[JobState, object]]()
 
-    def deal(self, state: JobState, cards: tuple[Card, ...]) -> Card:
-        fewest = min(self._dealt[state, card] for card in cards)
-        rare = [card for card in cards if self._dealt[state, card] == fewest]
-        card = self._chance.choice(rare)
-        self._dealt[state, card] += 1
-        return card
+    def choose(self, state: JobState, choices: tuple[Choice, ...]) -> Choice:
+        fewest = min(self._chosen[state, choice] for choice in choices)
+        rare = [choice for choice in choices if self._chosen[state, choice] == fewest]
+        choice = self._chance.choice(rare)
+        self._chosen[state, choice] += 1
+        return choice
 
 
 def histories(seed: int) -> list[History]:
     """Jobs that are ended in every state of `_PATH` in every way, or end by themselves."""
     chance = random.Random(seed)
-    asks, deaths = _Deck(chance), _Deck(chance)
+    requests, kills = _Balanced(chance), _Balanced(chance)
     found: list[History] = []
     for ending in ENDINGS:
         for length in range(1, len(_PATH) + 2):
@@ -78,19 +78,19 @@ def histories(seed: int) -> list[History]:
             else:
                 path += [JobState.FAILED] * 9 if fails else [JobState.SUCCEEDED] * 5
                 last = len(path) - 1
-            moments = [
-                Moment(
+            steps = [
+                Step(
                     state=state,
-                    ask=ending if number == last else asks.deal(state, CHANGES),
+                    request=ending if number == last else requests.choose(state, CHANGES),
                     # Only a job that is resumed afterwards could be paused by mistake.
-                    killed=LATE
+                    kill=LATE
                     if whole and state is JobState.PAUSING
-                    else deaths.deal(state, KILLED),
+                    else kills.choose(state, KILLS),
                     lag_s=chance.choice(LAGS_S),
                 )
                 for number, state in enumerate(path)
             ]
             of_object = ending == "kubectl delete" or chance.random() < 0.5
             ttl = ending == "cancel" and chance.random() < 0.3
-            found.append(History(tuple(moments), of_object=of_object, fails=fails, ttl=ttl))
+            found.append(History(tuple(steps), of_object=of_object, fails=fails, ttl=ttl))
     return found

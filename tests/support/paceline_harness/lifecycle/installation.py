@@ -36,8 +36,8 @@ from paceline_experience.service import ExperienceService
 from paceline_experience.store.store import Store
 from paceline_gateway.service import GatewayService, listen
 from paceline_harness.lifecycle.late import HoldingRegistry, LateRequest
-from paceline_harness.lifecycle.lives import Life
 from paceline_harness.lifecycle.machine import Machine
+from paceline_harness.lifecycle.processes import SimulatedProcess
 from paceline_harness.ports import free_port
 from paceline_harness.wires import Wire
 
@@ -87,7 +87,7 @@ class QuickExperience(ExperienceService):
 
 @dataclass(slots=True)
 class _Running:
-    life: Life
+    process: SimulatedProcess
     close: Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -125,7 +125,7 @@ class Installation:
             WorkerKind.CONTROLLER: self._start_controller,
         }
         for kind in kinds or SERVICES:
-            self._running[kind] = await starts[kind](Life(kind))
+            self._running[kind] = await starts[kind](SimulatedProcess(kind))
 
     async def kill(self, kind: WorkerKind, job_id: str = "") -> None:
         """SIGKILL to a service that has started, which starts again, or to workers."""
@@ -159,7 +159,7 @@ class Installation:
 
     def ends(self) -> dict[str, str]:
         """The errors that have ended services and workers; empty: they are alive."""
-        services = {str(kind): each.life.last_words for kind, each in self._running.items()}
+        services = {str(kind): each.process.last_words for kind, each in self._running.items()}
         return services | self.machine.ends()
 
     async def close(self) -> None:
@@ -188,7 +188,7 @@ class Installation:
             options=options,
         )
 
-    async def _start_experience(self, life: Life) -> _Running:
+    async def _start_experience(self, process: SimulatedProcess) -> _Running:
         self._wires += 1
         path = self.run_dir.with_name(f"{self.run_dir.name}.w{self._wires}")
         url = f"unix://{path}"
@@ -212,10 +212,10 @@ class Installation:
             await service.release()
 
         service = QuickExperience(chassis, store=store, options=options, dry_run=self._dry_run)
-        await _serve(life, service, chassis)
-        return _Running(life, close)
+        await _serve(process, service, chassis)
+        return _Running(process, close)
 
-    async def _start_gateway(self, life: Life) -> _Running:
+    async def _start_gateway(self, process: SimulatedProcess) -> _Running:
         chassis = await _chassis(self._settings(WorkerKind.GATEWAY))
         listener = listen("127.0.0.1", 0)
         service = GatewayService(chassis=chassis, listener=listener)
@@ -227,10 +227,10 @@ class Installation:
             await chassis.server.stop(None)
             await service.close()
 
-        await _serve(life, service, chassis)
-        return _Running(life, close)
+        await _serve(process, service, chassis)
+        return _Running(process, close)
 
-    async def _start_controller(self, life: Life) -> _Running:
+    async def _start_controller(self, process: SimulatedProcess) -> _Running:
         channel = connect(self._address(WorkerKind.EXPERIENCE))
         token = derived_token(TOKEN, "controller")
         gateway = connect(self._address(WorkerKind.GATEWAY), token=token)
@@ -260,7 +260,7 @@ class Installation:
             clock=lambda: time.monotonic() * _SPEED,
         )
 
-        async def live() -> None:
+        async def main() -> None:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(reconciler.run())
@@ -270,31 +270,31 @@ class Installation:
                 await channel.close()
                 await gateway.close()
 
-        await life.start(live())
-        return _Running(life, close)
+        await process.start(main())
+        return _Running(process, close)
 
 
-async def _serve(life: Life, service: Service, chassis: Chassis) -> None:
-    """The server's own tasks are not part of the life: gRPC does not survive their end."""
+async def _serve(process: SimulatedProcess, service: Service, chassis: Chassis) -> None:
+    """The server's own tasks are not part of the process: gRPC does not survive their end."""
     ready = asyncio.Event()
 
-    async def live() -> None:
+    async def main() -> None:
         await service.start()
         ready.set()
         await service.run()
 
-    await life.start(live())
+    await process.start(main())
     waiting = asyncio.create_task(ready.wait())
-    assert life.main is not None
-    await asyncio.wait({life.main, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    if life.main.done():
-        life.main.result()
+    assert process.main is not None
+    await asyncio.wait({process.main, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if process.main.done():
+        process.main.result()
     await chassis.server.start()
 
 
 async def _end(running: _Running) -> None:
     closing = asyncio.create_task(running.close())
-    await running.life.kill()
+    await running.process.kill()
     await closing
 
 
@@ -327,7 +327,7 @@ async def _chassis(settings: ServiceSettings) -> Chassis:
     raise AssertionError(f"port {settings.port} stays taken")
 
 
-async def heard(ask: Callable[[], Awaitable[Answer]], *, within_s: float = 60.0) -> Answer:
+async def retried(ask: Callable[[], Awaitable[Answer]], *, within_s: float = 60.0) -> Answer:
     """Ask again while services are away; returns the answer.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A runtime of the controller whose processes are lives in this process, with files as theirs."""
+"""A runtime of the controller that simulates processes, with the files of real ones."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from paceline.enums import WorkerKind
 from paceline.local.ports import PortSlots
 from paceline_controller.jobs.plan import Wanted, replicas_of
 from paceline_controller.runtimes.base import CredentialIssuer, Observed
-from paceline_harness.lifecycle.lives import Life
-from paceline_harness.lifecycle.workers import Post, Progress, work
+from paceline_harness.lifecycle.processes import SimulatedProcess
+from paceline_harness.lifecycle.workers import Progress, WorkerContext, work
 
 _START_S = 0.01
 
 
 @dataclass(slots=True)
-class _Process:
-    post: Post
-    life: Life
+class _Worker:
+    context: WorkerContext
+    process: SimulatedProcess
 
 
 class Machine:
@@ -32,26 +32,26 @@ class Machine:
         self._run_dir = run_dir
         self._experience = experience
         self._ports = PortSlots(run_dir / "ports.json")
-        self._processes: dict[str, _Process] = {}
+        self._workers: dict[str, _Worker] = {}
         self._progress = Progress()
         self.credentials: CredentialIssuer | None = None
         for folder in ("settings", "credentials", "logs"):
             (run_dir / folder).mkdir(exist_ok=True)
 
-    def go_on(self) -> None:
+    def let_jobs_end(self) -> None:
         """From now on jobs are trained to their end."""
         self._progress.may_end.set()
 
     @property
     def names(self) -> list[str]:
         """All processes, dead or alive."""
-        return sorted(self._processes)
+        return sorted(self._workers)
 
     async def kill(self, kind: WorkerKind, job_id: str) -> None:
         """SIGKILL to the processes of a kind: of a job, or those that all share."""
-        for each in list(self._processes.values()):
-            if each.post.kind is kind and each.post.job_id in ("", job_id):
-                await each.life.kill()
+        for each in list(self._workers.values()):
+            if each.context.kind is kind and each.context.job_id in ("", job_id):
+                await each.process.kill()
 
     def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
         """Every replica is a process with a name of its own."""
@@ -60,8 +60,8 @@ class Machine:
     async def list(self) -> list[Observed]:
         """Everything that was started and not stopped since."""
         return [
-            Observed(name=name, job_id=each.post.job_id, alive=each.life.alive)
-            for name, each in self._processes.items()
+            Observed(name=name, job_id=each.context.job_id, alive=each.process.alive)
+            for name, each in self._workers.items()
         ]
 
     async def start(self, wanted: Wanted, *, incarnation: int) -> None:
@@ -78,7 +78,7 @@ class Machine:
         self._ports.take(wanted.name)
         (self._run_dir / "logs" / f"{wanted.name}.log").write_text("started\n")
         await asyncio.sleep(_START_S)
-        post = Post(
+        context = WorkerContext(
             name=wanted.name,
             kind=wanted.kind,
             address=self._experience,
@@ -88,9 +88,9 @@ class Machine:
             credential=credential,
             progress=self._progress,
         )
-        life = Life(wanted.name)
-        await life.start(work(post))
-        self._processes[wanted.name] = _Process(post, life)
+        process = SimulatedProcess(wanted.name)
+        await process.start(work(context))
+        self._workers[wanted.name] = _Worker(context, process)
 
     async def scale(self, name: str, replicas: int) -> None:
         """A process is always one."""
@@ -98,27 +98,27 @@ class Machine:
 
     async def stop(self, name: str, *, grace_s: float) -> None:
         """SIGTERM, the grace, SIGKILL."""
-        found = self._processes.get(name)
+        found = self._workers.get(name)
         if found is not None:
-            found.post.stopping.set()
-            if found.life.main is not None:
-                await asyncio.wait({found.life.main}, timeout=grace_s)
-            await found.life.kill()
-            self._processes.pop(name, None)
+            found.context.stopping.set()
+            if found.process.main is not None:
+                await asyncio.wait({found.process.main}, timeout=grace_s)
+            await found.process.kill()
+            self._workers.pop(name, None)
         (self._run_dir / "credentials" / name).unlink(missing_ok=True)
 
     async def ready(self, name: str) -> bool:
         """Whether it runs."""
-        return name in self._processes and self._processes[name].life.alive
+        return name in self._workers and self._workers[name].process.alive
 
     async def last_words(self, name: str) -> str:
         """The error that has ended it."""
-        found = self._processes.get(name)
-        return "" if found is None else found.life.last_words
+        found = self._workers.get(name)
+        return "" if found is None else found.process.last_words
 
     def ends(self) -> dict[str, str]:
         """The errors that have ended processes; empty: they are alive."""
-        return {name: each.life.last_words for name, each in self._processes.items()}
+        return {name: each.process.last_words for name, each in self._workers.items()}
 
     def waits_for(self, job_id: str) -> str:
         """A machine refuses no process."""
@@ -126,11 +126,11 @@ class Machine:
 
     def rollouts_of(self, job_id: str) -> int:
         """Number of rollout workers."""
-        posts = [each.post for each in self._processes.values()]
-        return sum(p.kind is WorkerKind.ROLLOUT and p.job_id == job_id for p in posts)
+        contexts = [each.context for each in self._workers.values()]
+        return sum(p.kind is WorkerKind.ROLLOUT and p.job_id == job_id for p in contexts)
 
     async def close(self) -> None:
         """Kill everything."""
-        for each in self._processes.values():
-            await each.life.kill()
-        self._processes.clear()
+        for each in self._workers.values():
+            await each.process.kill()
+        self._workers.clear()

@@ -52,7 +52,7 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Post:
+class WorkerContext:
     """Where a worker runs, and as what."""
 
     name: str
@@ -81,49 +81,49 @@ class Post:
         return Membership(roster=roster, report=self.worker, period_s=BEAT_S)
 
 
-async def work(post: Post) -> None:
+async def work(context: WorkerContext) -> None:
     """Work until asked to stop, or until the work is done."""
     main = {
         WorkerKind.TRAINER: train,
         WorkerKind.ROLLOUT: idle,
         WorkerKind.ENVIRONMENT: play,
         WorkerKind.REWARD: idle,
-    }[post.kind]
-    async with connect(post.address, token=post.credential) as channel:
-        membership = post.membership(channel)
+    }[context.kind]
+    async with connect(context.address, token=context.credential) as channel:
+        membership = context.membership(channel)
         beats = asyncio.create_task(membership.run())
         try:
-            await main(post, channel)
+            await main(context, channel)
         finally:
             beats.cancel()
         await membership.leave()
 
 
-async def idle(post: Post, channel: aio.Channel) -> None:
+async def idle(context: WorkerContext, channel: aio.Channel) -> None:
     """A reward worker that nobody calls, or a rollout worker."""
-    await post.stopping.wait()
+    await context.stopping.wait()
 
 
-async def play(post: Post, channel: aio.Channel) -> None:
+async def play(context: WorkerContext, channel: aio.Channel) -> None:
     """Complete all leased episodes with the newest version."""
     experience: ExperienceAsyncStub = ExperienceStub(channel)
 
     async def lease() -> None:
-        told: asyncio.Queue[ex.LeaseRequest] = asyncio.Queue()
-        first = ex.LeaseRequest(worker_id=post.name, credits=SLOTS, eval_credits=SLOTS)
+        requests: asyncio.Queue[ex.LeaseRequest] = asyncio.Queue()
+        first = ex.LeaseRequest(worker_id=context.name, credits=SLOTS, eval_credits=SLOTS)
         first.renew_is_complete = True  # what it had is lost with the stream
-        told.put_nowait(first)
+        requests.put_nowait(first)
 
-        async def requests() -> AsyncIterator[ex.LeaseRequest]:
+        async def sent() -> AsyncIterator[ex.LeaseRequest]:
             while True:
-                yield await told.get()
+                yield await requests.get()
 
         async def complete(given: types_pb2.Assignment) -> None:
             await asyncio.sleep(PLAY_S)
             is_eval = given.purpose == types_pb2.PURPOSE_EVAL
-            if not is_eval and post.progress.steps.get(given.job_id, 0) >= FIRST_STEPS:
-                await post.progress.may_end.wait()
-            version = max(given.pinned_version, post.progress.versions.get(given.job_id, 0))
+            if not is_eval and context.progress.steps.get(given.job_id, 0) >= FIRST_STEPS:
+                await context.progress.may_end.wait()
+            version = max(given.pinned_version, context.progress.versions.get(given.job_id, 0))
             made = [trajectory(given, place, version) for place in range(len(given.indices))]
             request = ex.SubmitRequest(job_id=given.job_id, trajectories=made)
             with suppress(PacelineError):  # the lease ends with the stream
@@ -133,11 +133,11 @@ async def play(post: Post, channel: aio.Channel) -> None:
                 free.eval_credits = len(made)
             else:
                 free.credits = len(made)
-            told.put_nowait(free)
+            requests.put_nowait(free)
 
         playing: set[asyncio.Task[None]] = set()
         try:
-            async for reply in experience.Lease(requests()):
+            async for reply in experience.Lease(sent()):
                 for given in reply.assignments:
                     task = asyncio.create_task(complete(given))
                     playing.add(task)
@@ -146,19 +146,19 @@ async def play(post: Post, channel: aio.Channel) -> None:
             for task in playing:
                 task.cancel()
 
-    await _until(post.stopping, _again(lease))
+    await _unless_stopped(context.stopping, _reconnecting(lease))
 
 
-async def train(post: Post, channel: aio.Channel) -> None:
+async def train(context: WorkerContext, channel: aio.Channel) -> None:
     """Begin at the newest checkpoint; write one after every second step, and at the end."""
     ledger = TrainerLedger(
         experience=ExperienceStub(channel),
         roster=RosterStub(channel),
         jobs=JobsStub(channel),
-        job_id=post.job_id,
-        incarnation=post.incarnation,
+        job_id=context.job_id,
+        incarnation=context.incarnation,
     )
-    checkpoints = Checkpoints(post, ledger)
+    checkpoints = Checkpoints(context, ledger)
     step = await checkpoints.newest()
     step, parent = await ledger.rewind(step)
     stop: StopReason | None = None
@@ -168,14 +168,14 @@ async def train(post: Post, channel: aio.Channel) -> None:
         made = await ledger.publish_version(
             step=step, parent=parent, endpoint="http://t", num_bytes=8, part=0, parts=1
         )
-        post.progress.versions[post.job_id] = made.version.version
-        post.progress.steps[post.job_id] = step
+        context.progress.versions[context.job_id] = made.version.version
+        context.progress.steps[context.job_id] = step
         return made.version.version
 
-    while not post.stopping.is_set():
+    while not context.stopping.is_set():
         if published != step:
             parent, published = await publish(), step
-        share = await _until(post.stopping, ledger.take(step, rank=0, world=1))
+        share = await _unless_stopped(context.stopping, ledger.take(step, rank=0, world=1))
         stop = None if share is None else share.stop
         if share is None or stop is not None:
             break
@@ -190,7 +190,7 @@ async def train(post: Post, channel: aio.Channel) -> None:
         await checkpoints.write(step)
     if stop is StopReason.FINISHED and published != step:
         await publish()
-    while stop is StopReason.FINISHED and not post.stopping.is_set():
+    while stop is StopReason.FINISHED and not context.stopping.is_set():
         if (await ledger.job()).status.state.terminal:
             return
         await asyncio.sleep(_PAUSE_S)
@@ -199,10 +199,10 @@ async def train(post: Post, channel: aio.Channel) -> None:
 class Checkpoints:
     """Folders with a file each."""
 
-    def __init__(self, post: Post, ledger: TrainerLedger) -> None:
-        self._post = post
+    def __init__(self, context: WorkerContext, ledger: TrainerLedger) -> None:
+        self._context = context
         self._ledger = ledger
-        self._folder = post.run_dir / "jobs" / post.job_id / "checkpoints"
+        self._folder = context.run_dir / "jobs" / context.job_id / "checkpoints"
 
     async def newest(self) -> int:
         """The step of the newest one that ledger and disk have; 0: none."""
@@ -215,7 +215,7 @@ class Checkpoints:
         """Write and commit one, and remove those that need not stay."""
         if not step:
             return
-        folder = self._folder / f"step-{step:06d}.{self._post.incarnation}"
+        folder = self._folder / f"step-{step:06d}.{self._context.incarnation}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _WEIGHTS).write_text(f"{step}")
         content = json.dumps({"step": step, "files": {_WEIGHTS: {"num_bytes": 1}}}).encode()
@@ -234,7 +234,7 @@ class Checkpoints:
         return [*self._folder.glob(f"step-{step:06d}.*")]
 
 
-async def _until(stopping: asyncio.Event, wanted: Awaitable[Any]) -> Any:
+async def _unless_stopped(stopping: asyncio.Event, wanted: Awaitable[Any]) -> Any:
     """The result, or None if asked to stop before."""
     stop = asyncio.create_task(stopping.wait())
     result = asyncio.ensure_future(wanted)
@@ -246,7 +246,7 @@ async def _until(stopping: asyncio.Event, wanted: Awaitable[Any]) -> Any:
         result.cancel()
 
 
-async def _again(connected: Callable[[], Awaitable[None]]) -> None:
+async def _reconnecting(connected: Callable[[], Awaitable[None]]) -> None:
     """Connect again whenever that has ended, until cancelled."""
     while True:
         with suppress(aio.AioRpcError, UnavailableError, DeadlineError, NotFoundError):

@@ -1,4 +1,4 @@
-"""Lives of processes inside this process: everything that one of them does ends with it."""
+"""Processes simulated by tasks of this one: killing one ends everything that it does."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 Answer = TypeVar("Answer")
-_LIFE: ContextVar[Life | None] = ContextVar("life", default=None)
+_CURRENT: ContextVar[SimulatedProcess | None] = ContextVar("process", default=None)
 
 
-class Life:
+class SimulatedProcess:
     """All tasks that `start` and its tasks have created, directly or not."""
 
     def __init__(self, name: str) -> None:
@@ -21,12 +21,12 @@ class Life:
         self.main: asyncio.Task[Any] | None = None
 
     async def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin the life with its main task."""
-        before = _LIFE.set(self)
+        """Start its main task."""
+        before = _CURRENT.set(self)
         try:
             self.main = asyncio.create_task(work, name=self.name)
         finally:
-            _LIFE.reset(before)
+            _CURRENT.reset(before)
 
     @property
     def alive(self) -> bool:
@@ -54,14 +54,14 @@ class Life:
         raise AssertionError(f"{self.name} does not end: {own}")
 
 
-async def outlive(work: Coroutine[Any, Any, Answer]) -> Answer:
-    """Await something that goes on, in no life, if the caller's ends."""
+async def detached(work: Coroutine[Any, Any, Answer]) -> Answer:
+    """Await something that belongs to no process, and goes on if the caller's is killed."""
     task = asyncio.get_running_loop().create_task(work, context=Context())
     return await asyncio.shield(task)
 
 
-def follow_lives(loop: asyncio.AbstractEventLoop) -> None:
-    """Let the loop note to which life a new task belongs."""
+def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Let the loop note which process a new task belongs to."""
 
     def make(
         loop: asyncio.AbstractEventLoop,
@@ -71,9 +71,9 @@ def follow_lives(loop: asyncio.AbstractEventLoop) -> None:
         **options: Any,
     ) -> asyncio.Task[Any]:
         task = asyncio.Task(work, loop=loop, context=context, **options)
-        life = _LIFE.get() if context is None else context.get(_LIFE)
-        if life is not None:
-            life.tasks.add(task)
+        process = _CURRENT.get() if context is None else context.get(_CURRENT)
+        if process is not None:
+            process.tasks.add(task)
         return task
 
     loop.set_task_factory(make)
