@@ -1,7 +1,7 @@
 """Jobs are paused, resumed, forked, cancelled and deleted in every state while services die.
 
 Each comes to an end, and when it is deleted nothing of it is left in store, run directory or
-cluster. Waits only bound hangs.
+cluster. Waits only bound hangs. `HISTORIES_SEED` chooses other histories, `AGAIN` repeats each.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Run:
     family: list[str] = field(default_factory=list[str])  # the job, and a fork of it
     ended: bool = False  # asked to be cancelled or deleted
     may_pause: bool = False  # asked to pause, and not resumed since
+    stays_paused: bool = False  # seen as paused, and not asked for anything else since
     late: LateRequest | None = None
     events: list[str] = field(default_factory=list[str])
 
@@ -164,9 +165,9 @@ class Run:
         await self.until(reached, f"{self.family[0]} is never {wanted}", every_s=0.004)
 
     async def observe(self, job_id: str) -> JobState | None:
-        """Its state, after a check that it is paused only if somebody has asked for it.
+        """Its state, after a check that it is paused and resumed only if somebody has asked.
 
-        An object that is suspended pauses its job again, whoever resumes that.
+        An object pauses and resumes its job by itself, as its `spec.suspend` says.
         """
         if self.late is not None and self.late.job_id == job_id:
             state = await self.state_now(job_id)
@@ -175,7 +176,10 @@ class Run:
         state = await self.state_now(job_id)
         if state in (JobState.PAUSING, JobState.PAUSED):
             asked = self.may_pause and job_id == self.family[0]
-            assert asked, f"{job_id} pauses by itself"
+            assert asked, "it pauses by itself"
+        if not self.history.of_object and job_id == self.family[0]:
+            assert state is JobState.PAUSED or not self.stays_paused, "it resumes by itself"
+            self.stays_paused = state is JobState.PAUSED
         return state
 
     async def deliver(self) -> None:
@@ -193,7 +197,7 @@ class Run:
         assert late.state is not JobState.PAUSED or before not in _EARLY, "it pauses a resumed job"
 
     async def take(self, step: Step) -> None:
-        state = await self.state_now(self.family[0])
+        state = await self.observe(self.family[0])
         self.log(f"{state} ({step.state}): {step.request or 'nothing'}, {step.kill} dies")
         async with asyncio.TaskGroup() as both:
             both.create_task(self.kill(step))
@@ -215,6 +219,7 @@ class Run:
         job_id = job_id or self.family[0]
         self.ended = self.ended or what in _ENDING
         self.may_pause = self.may_pause or what in ("pause", "suspend")
+        self.stays_paused = self.stays_paused and what in ("pause", "fork", "suspend", "unsuspend")
         try:
             if what in ("suspend", "unsuspend", "kubectl delete"):
                 await self.ask_cluster(what)
