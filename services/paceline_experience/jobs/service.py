@@ -346,7 +346,7 @@ class JobService:
         log.error("the job ends without all of its files", job=job_id, error=error)
 
     async def _set_final_state(
-        self, job_id: str, state: JobState, reason: str, **fields: str
+        self, job_id: str, state: JobState, reason: str, **fields: Any
     ) -> None:
         """Set the final state, unless a failure to open the ledger has already done so."""
         if not (await self._jobs.get(job_id)).status.state.terminal:

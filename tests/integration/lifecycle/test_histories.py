@@ -31,7 +31,7 @@ from paceline_harness.lifecycle.workers import LATE_STEP
 if TYPE_CHECKING:
     from conftest import Installations, Place
 
-HANG_S = 120.0
+HANG_S = 60.0
 SEED = int(os.environ.get("HISTORIES_SEED", "0"))
 HISTORIES = histories(SEED)
 NAME = "probe-job"  # part of all names that belong to a job
@@ -79,7 +79,12 @@ class Run:
             "tasks": {"environment": "arithmetic"},
             "eval": {"every": 2, "tasks": 1, "options": {"split": "heldout"}},
             "reward": [{"kind": "exact"}],
-            "experience": {"batch_groups": 1, "group_size": 2, "max_staleness": 2, "lease_s": 60},
+            "experience": {
+                "batch_groups": 1,
+                "group_size": 2,
+                "max_staleness": 2,
+                "lease_s": 3600,  # whoever waits for a lease to expire hangs
+            },
             "stop": {"steps": LATE_STEP + 2, "when": [failure] if self.history.fails else []},
             **({"ttl_seconds_after_finished": 0} if self.history.ttl else {}),
             **more,
