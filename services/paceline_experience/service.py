@@ -97,7 +97,7 @@ class ExperienceService(Service):
         self._history = History(store, self._settings.run_dir)
         self._quotas = Quotas(self._settings.limits)
         self._roster = Roster(lease_s=options.member_lease_s)
-        self._dry_run = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
+        self._dry_run = self._make_dry_run()
         self._code = CodeFolders(
             self._artifacts.copy, packages=Packages(self._settings.packages, metrics=self._metrics)
         )
@@ -132,6 +132,10 @@ class ExperienceService(Service):
         self._deletion = self._make_deletion()
         self._training = self._make_training()
         self._add_servicers(chassis)
+
+    def _make_dry_run(self) -> DryRun:
+        options = self._options
+        return DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
 
     def _make_ledgers(self, chassis: Chassis) -> Ledgers:
         return Ledgers(

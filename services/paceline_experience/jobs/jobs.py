@@ -257,15 +257,24 @@ class JobStore:
         return [job_id for job_id, job in zip(job_ids, jobs, strict=True) if job is None]
 
     async def transition(
-        self, job_id: str, to: JobState, *, reason: str = "", **fields: Value
+        self,
+        job_id: str,
+        to: JobState,
+        *,
+        reason: str = "",
+        origin: JobState | None = None,
+        **fields: Value,
     ) -> Job:
         """Move a job to another state; in that state already, only its reason can change.
 
+        `origin`: the only state it may be moved from; None: any.
+
         Raises:
-            TransitionError: `JOB_TRANSITIONS` does not allow it.
+            TransitionError: `JOB_TRANSITIONS` does not allow it, or it is not in `origin`.
         """
         key = await self._record(job_id)
-        origins = "".join(f"{state}," for state, after in JOB_TRANSITIONS.items() if to in after)
+        allowed = [state for state, after in JOB_TRANSITIONS.items() if to in after]
+        origins = "".join(f"{state}," for state in allowed if origin in (None, state))
         once = "ended" if to.terminal else "running" if to is JobState.RUNNING else ""
         changes: dict[str, Value] = {"reason": clipped(reason, self._limits.reason_bytes), **fields}
         flat = [part for item in changes.items() for part in item]

@@ -83,9 +83,8 @@ class Pausing:
         Raises:
             TransitionError: it is not pausing; the controller may not know yet that it was resumed.
         """
-        if (state := (await self._jobs.get(job_id)).status.state) not in PAUSED:
-            raise TransitionError(f"job {job_id} is {state} and was not asked to pause")
-        await self._jobs.transition(job_id, JobState.PAUSED, reason=reason)
+        # Checked by the store, since a user may resume it at this moment.
+        await self._jobs.transition(job_id, JobState.PAUSED, reason=reason, origin=JobState.PAUSING)
         await self._hold(job_id)
 
     async def _hold(self, job_id: str) -> None:

@@ -267,7 +267,9 @@ class JobService:
         elif state is JobState.PAUSED:
             await self.pausing.workers_ended(job_id, reason=reason)
         elif now is not state or state in EXPLAINED:
-            await self._jobs.transition(job_id, state, reason=reason)
+            # Whoever says why a job waits may not know that it was paused: only users resume it.
+            origin = state if state is JobState.QUEUED else None
+            await self._jobs.transition(job_id, state, reason=reason, origin=origin)
         self._history.changed(job_id).fire()
         return await self._jobs.get(job_id)
 
@@ -344,7 +346,7 @@ class JobService:
         log.error("the job ends without all of its files", job=job_id, error=error)
 
     async def _set_final_state(
-        self, job_id: str, state: JobState, reason: str, **fields: str
+        self, job_id: str, state: JobState, reason: str, **fields: Any
     ) -> None:
         """Set the final state, unless a failure to open the ledger has already done so."""
         if not (await self._jobs.get(job_id)).status.state.terminal:

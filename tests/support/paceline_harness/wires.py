@@ -80,6 +80,8 @@ class Wire:
                         self._told()
                     return
                 store_writer.write(data)
+        except asyncio.CancelledError:  # which asyncio would log: the wire has been closed
+            return
         finally:
             replies.cancel()
             writer.close()

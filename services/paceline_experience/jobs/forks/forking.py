@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline.config import JobSpec
 from paceline.config.lifecycle.forks import FIXED, ForkSpec, changed_fields
-from paceline.enums import Purpose
+from paceline.enums import EpisodeState, Purpose
 from paceline.errors import (
     ConfigError,
     IntegrityError,
@@ -44,7 +44,7 @@ from paceline_experience.ledger.records import (
 )
 from paceline_experience.ledger.state import DROPPED, parse_group, parse_results
 from paceline_experience.store.keys import JobKeys, all_keys
-from paceline_experience.store.store import Store, pairs
+from paceline_experience.store.store import LETTERS, Store, pairs
 
 _CHUNK = 256
 _AT_A_TIME, _OF_TENANT = 2, 1  # checkpoints that are copied
@@ -205,7 +205,7 @@ class Forking:
             raise StateError(f"fork.step: job {fork.job} has dropped its checkpoint {fork.step}")
         if fork.step < found.meta.durable:
             return _cut(found, fork.step, batch_groups=spec.experience.batch_groups)
-        return _without_evals(found, spec)
+        return _without_leases(_without_evals(found, spec))
 
     async def _write_all(
         self,
@@ -291,6 +291,23 @@ def _without_evals(copy: _Copy, spec: JobSpec) -> _Copy:
     open_ = () if run is None else (run.name, *run.then)
     due = [n for n in dict.fromkeys((*open_, *copy.meta.eval_due)) if n in spec.eval_sets]
     return replace(copy, hashes=hashes, meta=replace(copy.meta, eval=None, eval_due=tuple(due)))
+
+
+def _without_leases(copy: _Copy) -> _Copy:
+    """A ledger whose episodes in flight are queued: their workers have them of the parent only."""
+    leased, queued = LETTERS[EpisodeState.LEASED], LETTERS[EpisodeState.QUEUED]
+    groups, returned = dict(copy.hashes["groups"]), 0
+    for name, text in copy.hashes["groups"].items():
+        fields = json.loads(text)
+        if count := fields["states"].count(leased):
+            returned += count
+            fields["states"] = fields["states"].replace(leased, queued)
+            groups[name] = json.dumps(fields).encode()
+    counts = Counter({name: int(n) for name, n in copy.hashes["counts"].items()})
+    counts[b"leased"] -= returned
+    counts[b"queued"] += returned
+    known = {name: str(n).encode() for name, n in counts.items() if n}
+    return replace(copy, hashes=copy.hashes | {"groups": groups, "counts": known})
 
 
 def _cut(copy: _Copy, step: int, *, batch_groups: int) -> _Copy:

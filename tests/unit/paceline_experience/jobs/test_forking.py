@@ -130,6 +130,16 @@ async def test_a_fork_continues_like_its_parent(site: Site, step: int) -> None:
     assert [row.step for row in rows] == [*range(1, 8)]
 
 
+async def test_a_fork_does_not_wait_for_workers_of_its_parent(site: Site) -> None:
+    given = await (await site.ledger()).lease(worker_id="w", train=100, evals=0)
+    site.job_id = await forked(site)
+    await site.die()
+    ledger = await site.ledger()
+    assert (bool(given), ledger.holders()) == (True, [])
+    report = await ledger.verify()
+    assert report.ok, report.problems
+
+
 async def test_a_fork_says_where_it_comes_from_and_outlives_its_parent(site: Site) -> None:
     parent, child = site.job_id, await forked(site, name="second", stop={"steps": 20})
     spec = JobSpec.model_validate_json((await site.jobs.get(child)).spec)

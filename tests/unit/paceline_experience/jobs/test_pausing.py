@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,33 @@ async def test_a_controller_that_has_missed_the_resumption_does_not_pause_it_aga
     with pytest.raises(TransitionError):
         await site.job_service.set_state(site.job_id, JobState.PAUSED, reason="lunch")
     assert (await site.jobs.get(site.job_id)).status.state is JobState.QUEUED
+
+
+async def test_a_controller_that_says_why_a_job_waits_does_not_resume_it(
+    store: Store, tmp_path: Path, sites: Sites
+) -> None:
+    site = sites(store, tmp_path)
+    await site.submit(stop={"steps": 6})
+    await site.job_service.set_state(site.job_id, JobState.QUEUED, reason="no GPU is free")
+    await site.job_service.pausing.pause(site.job_id, reason="lunch")
+    with pytest.raises(TransitionError):
+        await site.job_service.set_state(site.job_id, JobState.QUEUED, reason="1 GPU is free")
+    status = (await site.jobs.get(site.job_id)).status
+    assert (status.state, status.reason) == (JobState.PAUSED, "lunch")
+
+
+async def test_a_job_that_is_resumed_while_it_is_said_to_be_paused_stays_resumed(
+    site: Site, store: Store
+) -> None:
+    for requests in range(16):  # of the controller's call to the store, before it is resumed
+        await paused(site)
+        call = site.job_service.set_state(site.job_id, JobState.PAUSED, reason="lunch")
+        said = asyncio.create_task(call)
+        for _ in range(requests):
+            await store.command("PING")
+        await site.job_service.pausing.resume(site.job_id, reason="")
+        await asyncio.gather(said, return_exceptions=True)
+        assert (await site.jobs.get(site.job_id)).status.state is JobState.QUEUED
 
 
 async def test_pausing_ends_the_trainer_and_resuming_trains_the_same_batches(
