@@ -25,12 +25,16 @@ JOB = {
     "reward": ["exact"],
 }
 
-# What `benchmarks/staleness.py` says of the claims that it can test.
+# What `benchmarks/staleness.py` and `benchmarks/learning/generation.py` say of the claims that they
+# can test.
 SEEN = {
     "m2po": "in part",
     "minpro": "against M2PO and GSPO",
     "decoupled_ppo": "the accuracy",
     "vcpo": "stable at a lag of 64",
+    "vade": "0.53 of the tokens",
+    "dart": "0.65 of the rollouts at equal reward",
+    "rac": "learns chains of sums that GRPO does not",
 }
 
 
