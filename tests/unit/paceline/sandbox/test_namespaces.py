@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,13 @@ with tempfile.TemporaryDirectory() as folder:
     os.rename("b", "c")
 db = sqlite3.connect("numbers.db")
 db.execute("create table t (n)"); db.execute("insert into t values (7)"); db.commit()
-print(open("c").read(), db.execute("select n from t").fetchone(), sorted(os.listdir("/tmp")))
+print(open("c").read(), db.execute("select n from t").fetchone(), *sorted(os.listdir(".")))
 """
+    # Where Python is installed below /tmp, its folder is mounted there.
+    beside = {Path(sys.prefix).parts[2]} if Path(sys.prefix).is_relative_to("/tmp") else set[str]()
     for _ in range(2):
-        assert await run(sandbox, source) == "text (7,) ['c', 'numbers.db']\n"
+        text, number, *names = (await run(sandbox, source)).split()
+        assert (text, number, {*names} - beside) == ("text", "(7,)", {"c", "numbers.db"})
     assert not Path("/tmp/numbers.db").exists()
 
 
