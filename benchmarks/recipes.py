@@ -41,7 +41,7 @@ DEFAULT = "default"
 # The model that `python examples/tools/make_model.py chain` creates.
 CHAINS: dict[str, Any] = {
     "model": {"path": str(ROOT / "models" / "chain")},
-    "tasks": {"environment": "chain", "options": {"length": 6, "digits": 2}},
+    "tasks": {"environment": "chain", "options": {"length": 3, "digits": 2}},
     "eval": {"options": {"split": "heldout", "length": 1}},
     "sampling": {"max_tokens": 6, "max_context": 256},
     "reward": [{"kind": "environment"}],
