@@ -43,7 +43,7 @@ from paceline_experience.dispatch.slots import SlotAccounting
 from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.fleet.routes import DEBOUNCE_S, RoutePlanner
 from paceline_experience.jobs.data import DataOfJobs
-from paceline_experience.jobs.deletion import Deletion
+from paceline_experience.jobs.deletion import SETTLE_S, Deletion
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.jobs.forks.forking import Forking
 from paceline_experience.jobs.history import History
@@ -184,7 +184,7 @@ class ExperienceService(Service):
             export=self._job_service.export,
         )
 
-    def _make_deletion(self) -> Deletion:
+    def _make_deletion(self, settle_s: float = SETTLE_S) -> Deletion:
         return Deletion(
             store=self._store,
             jobs=self._jobs,
@@ -193,6 +193,7 @@ class ExperienceService(Service):
             job_service=self._job_service,
             roster=self._roster,
             files=self._files,
+            settle_s=settle_s,
         )
 
     def _make_own_tasks(self) -> OwnTasks:

@@ -47,6 +47,7 @@ from paceline_experience.service import build
 from paceline_experience.store.store import Store
 from paceline_gateway.service import GatewayService
 from paceline_gateway.service import build as build_gateway
+from paceline_harness.lifecycle.workers import trajectory
 from paceline_harness.ports import free_port, held_port
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Client:
     @staticmethod
     def trajectory(given: types_pb2.Assignment, place: int) -> types_pb2.Trajectory:
         """The trajectory of an episode of an assignment."""
-        return trajectory(given, place, 1.0)
+        return trajectory(given, place)
 
     async def credential(
         self, job_id: str, kind: WorkerKind, worker: str, incarnation: int = 0
@@ -240,7 +241,8 @@ async def environment(client: Client, *, reward: float = 1.0) -> AsyncGenerator[
     async def play() -> None:
         async for reply in client.lease(requests()):
             for given in reply.assignments:
-                made = [trajectory(given, place, reward) for place in range(len(given.indices))]
+                places = range(len(given.indices))
+                made = [trajectory(given, place, eval_reward=reward) for place in places]
                 request = ex.SubmitRequest(job_id=given.job_id, trajectories=made)
                 await call(client.experience.Submit, request)
                 free, is_eval = len(made), given.purpose == types_pb2.PURPOSE_EVAL
@@ -255,31 +257,6 @@ async def environment(client: Client, *, reward: float = 1.0) -> AsyncGenerator[
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-def trajectory(given: types_pb2.Assignment, place: int, reward: float) -> types_pb2.Trajectory:
-    index = given.indices[place]
-    transcript = types_pb2.Transcript(
-        tokens=[1, 2, 3],
-        spans=[
-            types_pb2.TokenSpan(start=0, end=2, source=types_pb2.TOKEN_SOURCE_TEMPLATE),
-            types_pb2.TokenSpan(start=2, end=3, source=types_pb2.TOKEN_SOURCE_POLICY),
-        ],
-        logprobs=[-0.5],
-        versions=[types_pb2.VersionRun(version=max(given.pinned_version, 0), count=1)],
-        parent=-1,
-    )
-    earned = reward if given.purpose == types_pb2.PURPOSE_EVAL else index % 2
-    return types_pb2.Trajectory(
-        group_id=given.group_id,
-        index=index,
-        attempt=given.attempts[place],
-        task_id=given.task.task_id,
-        purpose=given.purpose,
-        transcripts=[transcript],
-        score=types_pb2.Score(reward=earned, status=types_pb2.SCORE_STATUS_OK),
-        sampling=types_pb2.SamplingParams(max_tokens=4, temperature=1.0),
-    )
 
 
 def make_spec(**changes: Any) -> dict[str, Any]:

@@ -66,17 +66,8 @@ class QuickExperience(ExperienceService):
     def _make_dry_run(self) -> DryRun:
         return self._shared
 
-    def _make_deletion(self) -> Deletion:
-        return Deletion(
-            store=self._store,
-            jobs=self._jobs,
-            ledgers=self._ledgers,
-            artifacts=self._artifacts,
-            job_service=self._job_service,
-            roster=self._roster,
-            files=self._files,
-            settle_s=SETTLE_S,
-        )
+    def _make_deletion(self, settle_s: float = SETTLE_S) -> Deletion:
+        return super()._make_deletion(settle_s)
 
     async def release(self) -> None:
         """Free what the system frees of a process that is killed: files, threads and children."""

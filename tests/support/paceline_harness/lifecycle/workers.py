@@ -123,8 +123,9 @@ async def play(context: WorkerContext, channel: aio.Channel) -> None:
             is_eval = given.purpose == types_pb2.PURPOSE_EVAL
             if not is_eval and context.progress.steps.get(given.job_id, 0) >= FIRST_STEPS:
                 await context.progress.may_end.wait()
-            version = max(given.pinned_version, context.progress.versions.get(given.job_id, 0))
-            made = [trajectory(given, place, version) for place in range(len(given.indices))]
+            version = context.progress.versions.get(given.job_id, 0)
+            places = range(len(given.indices))
+            made = [trajectory(given, place, newest=version) for place in places]
             request = ex.SubmitRequest(job_id=given.job_id, trajectories=made)
             with suppress(PacelineError):  # the lease ends with the stream
                 await call(experience.Submit, request, timeout_s=5.0)
@@ -254,8 +255,10 @@ async def _reconnecting(connected: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(_PAUSE_S)
 
 
-def trajectory(given: types_pb2.Assignment, place: int, version: int) -> types_pb2.Trajectory:
-    """A short trajectory; members of a group have different rewards."""
+def trajectory(
+    given: types_pb2.Assignment, place: int, *, newest: int = 0, eval_reward: float = 1.0
+) -> types_pb2.Trajectory:
+    """A short trajectory of the pinned or the newest version; rewards of a group differ."""
     index = given.indices[place]
     transcript = types_pb2.Transcript(
         tokens=[1, 2, 3],
@@ -264,7 +267,7 @@ def trajectory(given: types_pb2.Assignment, place: int, version: int) -> types_p
             types_pb2.TokenSpan(start=2, end=3, source=types_pb2.TOKEN_SOURCE_POLICY),
         ],
         logprobs=[-0.5],
-        versions=[types_pb2.VersionRun(version=version, count=1)],
+        versions=[types_pb2.VersionRun(version=max(given.pinned_version, newest), count=1)],
         parent=-1,
     )
     is_eval = given.purpose == types_pb2.PURPOSE_EVAL
@@ -276,7 +279,7 @@ def trajectory(given: types_pb2.Assignment, place: int, version: int) -> types_p
         purpose=given.purpose,
         transcripts=[transcript],
         score=types_pb2.Score(
-            reward=1.0 if is_eval else index % 2, status=types_pb2.SCORE_STATUS_OK
+            reward=eval_reward if is_eval else index % 2, status=types_pb2.SCORE_STATUS_OK
         ),
         sampling=types_pb2.SamplingParams(max_tokens=4, temperature=1.0),
     )
