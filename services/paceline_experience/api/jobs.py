@@ -226,6 +226,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         """Verify a job's ledger."""
         await self._check(request.job_id, context)
         report = await (await self._ledgers.get(request.job_id)).verify()
+        await self._jobs.get(request.job_id)  # of a job that was deleted meanwhile, parts are gone
         return pb.VerificationReport(
             job_id=report.job_id,
             ok=report.ok,

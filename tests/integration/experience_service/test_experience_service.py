@@ -26,6 +26,8 @@ from paceline.errors import (
 from paceline.transport.rpc import call, stream
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, options_pb2, roster_pb2, types_pb2
+from paceline_experience.store.keys import all_keys
+from paceline_experience.store.store import Store
 
 if TYPE_CHECKING:
     from conftest import Client, Lives
@@ -117,6 +119,25 @@ async def test_what_is_left_of_a_job_can_be_read(client: Client, tmp_path: Path)
     kept = [json.loads(line) for line in path.read_text().splitlines()]
     assert {(t["group_id"], t["index"]) for t in kept} == set(found)
     assert kept[0]["transcripts"][0]["tokens"] == [1, 2, 3]
+
+
+async def test_a_job_that_is_deleted_during_its_verification_is_not_found(
+    client: Client, store_url: str
+) -> None:
+    job = (await client.submit(eval=None, stop={"steps": 1})).status
+    trainer = client.trainer(job.job_id)
+    await trainer.begin(0)
+    async with client.environment():
+        await trainer.publish_version(0)
+        await trainer.train(0)
+        await trainer.take(1)
+        await asyncio.wait_for(client.watch(job.job_id), LIMIT_S)
+    await client.verify(job.job_id)
+    store = await Store.connect(store_url, wait_s=LIMIT_S)
+    await store.command("UNLINK", *all_keys(job.tenant, job.job_id))
+    await store.close()
+    with pytest.raises(NotFoundError, match=job.job_id):
+        await client.verify(job.job_id)
 
 
 async def test_a_job_survives_the_service_and_its_trainer(
