@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -29,6 +30,7 @@ from paceline.v1 import experience_pb2 as pb
 from paceline_experience.ledger.ledger import BatchShare, EpisodeKey
 from paceline_experience.ledger.replay.pool import Pool
 from paceline_experience.ledger.state import parse_group, parse_results
+from paceline_experience.ledger.verification import VerificationReport
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
@@ -57,12 +59,26 @@ class Moment:
     lineage: dict[int, set[tuple[str, int]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is in the store after a step; `content` is all of it, as `DUMP` has it."""
+
+    memory: dict[bytes, bytes]
+    groups: dict[bytes, bytes]
+    results: dict[bytes, bytes]
+    replay: dict[bytes, bytes]
+    ring: list[bytes]
+    samples: list[bytes]
+    payloads: list[bytes]
+    content: dict[bytes, bytes]
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Everything that workers, trainer and time may do, in any order."""
 
     def __init__(self, socket: str, worlds: Worlds) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
+        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self.store = Store(Redis(unix_socket_path=socket))
         self.run(self.store.command("FLUSHALL"))
         self.worlds = worlds
@@ -319,54 +335,56 @@ class LedgerMachine(RuleBasedStateMachine):
         self.version = made.version
         self.moments.clear()
 
-    async def _content(self) -> dict[bytes, bytes]:
-        names: list[bytes] = await self.store.command("KEYS", "*")
-        return {name: await self.store.command("DUMP", name) for name in names}
-
     async def _put_back(self, content: dict[bytes, bytes]) -> None:
-        await self.store.command("FLUSHALL")
-        for name, data in content.items():
-            await self.store.command("RESTORE", name, 0, data)
+        async with self.store.redis.pipeline(transaction=False) as pipe:
+            pipe.execute_command("FLUSHALL")
+            for name, data in content.items():
+                pipe.execute_command("RESTORE", name, 0, data)
+            await pipe.execute()
 
     @rule()
     def crash_of_ledger(self) -> None:
         self.ledger = self.run(self.world.opened())
 
     @invariant()
-    def every_draw_is_observed_once_at_most(self) -> None:
-        (memory,) = self.run(self.store.hashes(JobKeys("default", "j1").memory))
-        seen = {key: int(count) for key, count in memory.items() if b"/seen" in key}
-        assert set(seen.values()) <= {1}, seen
-
-    @invariant()
-    def every_payload_is_needed(self) -> None:
-        """By its own group, a list, the samples, the pool, or a group it is a guest of."""
-        needed = self.run(self._needed())
-        assert self.run(self.world.payloads()) <= needed
-
-    async def _needed(self) -> set[str]:
-        keys = JobKeys("default", "j1")
-        groups, results, stored = await self.store.hashes(keys.groups, keys.results, keys.replay)
-        found = parse_results(results.keys(), results.values())
-        records = [parse_group(k.decode(), v, results=found) for k, v in groups.items()]
-        listed: list[bytes] = await self.store.command("ZRANGE", keys.ring, 0, -1)
-        samples: list[bytes] = await self.store.command("ZRANGE", keys.samples, 0, -1)
-        assert len(samples) <= 4
-        listed += samples
-        own = {name for record in records for name in record.member_payloads()}
-        return own | Pool(stored).payloads | {name.decode() for name in listed}
-
-    @invariant()
     def books_balance(self) -> None:
-        report = self.run(self.ledger.verify())
+        """One round trip for all that is read here: most of the time of a step is its commands."""
+        report, found = self.run(self._observe())
         self.num_checks += 1
         assert report.ok, report.problems
         assert not self.world.hooks.ends
+        seen = {key: int(count) for key, count in found.memory.items() if b"/seen" in key}
+        assert set(seen.values()) <= {1}, f"a draw was observed twice: {seen}"
+        assert len(found.samples) <= 4
+        assert {name.decode() for name in found.payloads} <= needed(found)
         self.granted.add(self.incarnation)
         self.published.add(self.version)
-        content = self.run(self._content())
-        now = Moment(content, self.step, self.durable, dict(self.fixed), dict(self.lineage))
+        now = Moment(found.content, self.step, self.durable, dict(self.fixed), dict(self.lineage))
         self.moments = [*self.moments[-4:], now]
+
+    async def _observe(self) -> tuple[VerificationReport, Found]:
+        report = await self.ledger.verify()
+        keys = JobKeys("default", "j1")
+        names: list[bytes] = await self.store.command("KEYS", "*")
+        async with self.store.redis.pipeline(transaction=False) as pipe:
+            for name in (keys.memory, keys.groups, keys.results, keys.replay):
+                pipe.hgetall(name)
+            for name in (keys.ring, keys.samples):
+                pipe.zrange(name, 0, -1)
+            pipe.hkeys(keys.payloads)
+            for name in names:
+                pipe.execute_command("DUMP", name)
+            read = await pipe.execute()
+        return report, Found(*read[:7], content=dict(zip(names, read[7:], strict=True)))
+
+
+def needed(found: Found) -> set[str]:
+    """Payloads of stored groups and their guests, of a list, of the samples, and of the pool."""
+    results = parse_results(found.results.keys(), found.results.values())
+    records = [parse_group(k.decode(), v, results=results) for k, v in found.groups.items()]
+    own = {name for record in records for name in record.member_payloads()}
+    listed = {name.decode() for name in [*found.ring, *found.samples]}
+    return own | Pool(found.replay).payloads | listed
 
 
 @pytest.mark.slow
