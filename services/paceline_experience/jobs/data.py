@@ -53,7 +53,15 @@ class _Failure:
 class DataOfJobs:
     """What the jobs of this service may read."""
 
-    def __init__(self, *, folders: CodeFolders, jobs: JobStore, options: ExperienceOptions) -> None:
+    def __init__(
+        self,
+        *,
+        folders: CodeFolders,
+        jobs: JobStore,
+        options: ExperienceOptions,
+        wait_again_s: float = _WAIT_AGAIN_S,
+    ) -> None:
+        self._wait_again_s = wait_again_s
         self._folders = folders
         self._jobs = jobs
         self._options = options
@@ -142,7 +150,7 @@ class DataOfJobs:
 
         Raises as `of`.
         """
-        return await self.of(spec, wait_s=_WAIT_AGAIN_S)
+        return await self.of(spec, wait_s=self._wait_again_s)
 
     async def check_unchanged(self, job_id: str, digests: Mapping[str, str]) -> None:
         """Note what a job was submitted with, or compare with it.

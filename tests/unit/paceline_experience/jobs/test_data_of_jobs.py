@@ -42,7 +42,12 @@ async def site(sites: Sites, store: Store, tmp_path: Path) -> AsyncIterator[Site
 async def data(site: Site, tmp_path: Path) -> AsyncIterator[DataOfJobs]:
     """What the ledgers of the site read rows with."""
     options = ExperienceOptions(data_folders=(str(tmp_path),))
-    made = DataOfJobs(folders=cast(Any, None), jobs=site.jobs, options=options)  # no uploads
+    made = DataOfJobs(
+        folders=cast(Any, None),  # no uploads
+        jobs=site.jobs,
+        options=options,
+        wait_again_s=60.0,
+    )
     cast(Any, site.ledgers)._data = made
     yield made
     await made.close()
