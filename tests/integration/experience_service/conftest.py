@@ -272,9 +272,17 @@ def make_spec(**changes: Any) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=["one server", "cluster"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The service as a whole is tried on a store of each kind, its parts on the stricter one."""
+    if "server_url" in metafunc.fixturenames:
+        whole = metafunc.module.__name__.endswith("test_experience_service")
+        kinds = ["one server", "cluster"] if whole else ["cluster"]
+        metafunc.parametrize("server_url", kinds, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A store of each kind; a cluster rejects operations across slots."""
+    """A store; a cluster rejects operations across slots."""
     with tempfile.TemporaryDirectory(prefix="pl") as folder:
         start = cluster if request.param == "cluster" else one_server
         with start(Path(folder)) as url:
