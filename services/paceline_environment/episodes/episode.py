@@ -77,6 +77,8 @@ class Episode:
         self.over = False
         self.environment_reward = 0.0
         self.sampled = False  # it needs no further tokens
+        self.samples = False  # a turn is being generated
+        self.changes = 0  # of what `progress` returns, while no turn is generated
         self.scored_with_others = False  # those that came with the same reply
         self._group, self._job, self._peers = group, group.job, peers
         self._index, self._attempt = index, attempt
@@ -130,6 +132,7 @@ class Episode:
         finally:
             await self._timed(self._environment.close(), "close")
         self.sampled = True
+        self.changes += 1
         score = await self._score()
         if score.status is ScoreStatus.INFRA_ERROR:
             raise ScoringFailedError(score.detail or "reward: infra_error")
@@ -145,8 +148,11 @@ class Episode:
         if self._job.transform is not None:
             observation = await self._transformed(observation)
         self._observations.append(observation)
-        if self._progress is not None and await self._resume(self._progress):
-            return
+        if self._progress is not None:
+            resumed = await self._resume(self._progress)
+            self.changes += 1
+            if resumed:
+                return
         with self._span.child("render"):
             self._builder = await self._group.first(observation)
 
@@ -163,10 +169,12 @@ class Episode:
         """Generate the next turn; returns its text."""
         turn = self._begin_turn()
         self._turn_began = started = self._peers.clock()
+        self.samples = True
         with self._peers.stages.wait("generate"), self._traced(turn):
             reason = await self._peers.policy.generate(turn)
         self._generate_s += self._peers.clock() - started
-        self._turn_began = None
+        self._turn_began, self.samples = None, False
+        self.changes += 1
         self._builder.add_policy(turn.tokens, turn.logprobs, turn.versions)
         self._turn = None
         self._workers.extend(name for name in turn.workers if name not in self._workers)
