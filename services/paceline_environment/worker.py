@@ -149,6 +149,8 @@ class EpisodeWorker:
             self.maintain(self._peers.clock())
             for purpose, count in self._num_leased.items():
                 self._metrics.set("open", count, purpose=purpose)
+            self._metrics.total("finished", self._peers.stages.finished)
+            self._metrics.total("received_tokens", self._peers.stages.tokens_received)
 
     def maintain(self, now: float) -> None:
         """Renew leases that are due, save new tokens, end episodes that exceed their timeout."""
@@ -282,7 +284,6 @@ class EpisodeWorker:
             try:
                 await self._attempt(leased, group, progress)
                 self._peers.stages.finished += 1
-                self._metrics.add("finished")
                 leased.task = None
                 self._close(leased)
             except VersionGoneError as error:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paceline.digest import number
 from paceline.enums import FinishReason, ScoreStatus
@@ -84,9 +84,9 @@ class Episode:
         self._index, self._attempt = index, attempt
         self._progress = progress
         self._span = span
-        self._task = task
         self._environment = self._job.make_environment(assignment)
-        self._loads = loads_of(self._environment)
+        limit_s, loads = self._job.spec.tasks.step_timeout_s, loads_of(self._environment)
+        self._call = peers.calls.of(limit_s, task, loads)
         self._builder = TranscriptBuilder()
         self._start = group.starts.get(index)
         self._sampling = sampling_of(group, index)
@@ -341,10 +341,9 @@ class Episode:
 
     async def _timed(self, work: Awaitable[Result], name: str) -> Result:
         """Await a call of the environment, within the job's `step_timeout_s`."""
-        limit_s = self._job.spec.tasks.step_timeout_s
-        call = self._peers.calls.begin(name, limit_s, self._task, self._loads)
+        call = self._call
         try:
-            with call, self._span.child(f"environment.{name}"):
+            with call.begin(name), self._span.child(f"environment.{name}"):
                 return await work
         finally:
             self._environment_s += call.seconds
@@ -360,7 +359,7 @@ class Episode:
             response_text=self._text,
             environment_reward=self.environment_reward,
             truncated=self._truncated,
-            turns=self._turns(),
+            turns=self._turns(),  # pyright: ignore[reportArgumentType]
             max_tokens=self._sampling.max_tokens,
             variant=variant,
             variant_meta=meta,
@@ -395,16 +394,17 @@ class Episode:
         prompt = (await self._group.first(self._own)).build()
         return tuple(with_prompt(each, prompt) for each in transcripts)
 
-    def _turns(self) -> list[reward_pb2.RewardTurn]:
-        """The turns as rewards see them; of the last one, which may not be a step, the text."""
+    def _turns(self) -> list[dict[str, Any]]:
+        """The turns as rewards see them; of the last one, which may not be a step, the text.
+
+        As fields of `RewardTurn`, since messages would be copied.
+        """
         rewards = {step.start: step.reward for step in self._builder.steps}
         spans = self._builder.turns
         texts = [*self._actions, self._text][: len(spans)]
         return [
-            reward_pb2.RewardTurn(
-                text=text, reward=rewards.get(span.start, 0.0), num_tokens=span.end - span.start
-            )
-            for span, text in zip(spans, texts, strict=False)
+            {"text": text, "reward": rewards.get(at.start, 0.0), "num_tokens": at.end - at.start}
+            for at, text in zip(spans, texts, strict=False)
         ]
 
     def _trajectory(
