@@ -261,7 +261,7 @@ class ExperienceService(Service):
         return [
             (self._ledgers.open_missing, "cannot open jobs", sweep_s),
             (self._job_service.pausing.repair, "cannot follow the records of jobs", repair_s),
-            (self._deletion.sweep, "cannot look for jobs to delete", repair_s),
+            (self._deletion.sweep, "cannot look for jobs to delete", 2 * repair_s),
             (self._webhooks.sweep, "cannot look for webhooks", _WEBHOOKS_INTERVAL_S),
         ]
 
