@@ -25,6 +25,7 @@ log = Log("worker")
 _MAX_DETAIL_BYTES = 4096
 _INSTALL_WAIT_S = 30.0
 _RENEW_SHARE = 3  # a lease is renewed after a third of its duration
+_NEVER = float("inf")
 _PATIENCE = 8  # tokens that were sampled within `flush_s` are saved after so many times as long
 
 
@@ -38,12 +39,14 @@ class OpenEpisode:
     since: float
     renewed: float
     unsaved_since: float | None = None  # when tokens were first seen that are not saved yet
-    limit_s: float = float("inf")
+    limit_s: float = _NEVER
     episode: Episode | None = None
     task: asyncio.Task[None] | None = None
     flushed_tokens: int = 0
     flushed_s: float = 0.0  # how long they took to sample
     flushed_sampled: bool = False
+    quiet_until: float = 0.0  # nothing is due before, unless the episode has changed
+    changes: int = -1  # of the episode, when that was found
     scored: bool = False
     span: Span = NOTHING
 
@@ -106,7 +109,7 @@ class EpisodeWorker:
         train, evals = self._free()
         now = self._peers.clock()
         for leased in self._open.values():
-            leased.renewed = now
+            leased.renewed, leased.quiet_until = now, 0.0
             # Whoever answers may be another process, which has not been told.
             leased.flushed_sampled = False
         renew = [leased.key for leased in self._open.values()]
@@ -146,25 +149,38 @@ class EpisodeWorker:
             self.maintain(self._peers.clock())
             for purpose, count in self._num_leased.items():
                 self._metrics.set("open", count, purpose=purpose)
+            self._metrics.total("finished", self._peers.stages.finished)
+            self._metrics.total("received_tokens", self._peers.stages.tokens_received)
 
     def maintain(self, now: float) -> None:
         """Renew leases that are due, save new tokens, end episodes that exceed their timeout."""
         renew: list[Key] = []
         progress: list[EpisodeProgress] = []
         for leased in list(self._open.values()):
+            episode = leased.episode
+            # Most are quiet: looking at all of them would take a twentieth of the CPU time.
+            if now < leased.quiet_until and (
+                episode is None or (episode.changes == leased.changes and not episode.samples)
+            ):
+                continue
+            save_at = self._save_at(leased, now)
             if now - leased.since > leased.limit_s:
                 detail = f"the episode took more than {leased.limit_s:g} s"
                 self._give_back(leased, GiveBackReason.INFRA_ERROR, detail)
-            elif self._due(leased, now):
-                assert leased.episode is not None
-                progress.append(leased.episode.progress())
+                continue
+            if episode is not None and now >= save_at:
+                progress.append(episode.progress())
                 leased.renewed, leased.unsaved_since = now, None
-                leased.flushed_tokens = leased.episode.num_sampled
-                leased.flushed_s = leased.episode.sampling_s(now)
-                leased.flushed_sampled = leased.episode.sampled
+                leased.flushed_tokens = episode.num_sampled
+                leased.flushed_s = episode.sampling_s(now)
+                leased.flushed_sampled = episode.sampled
+                save_at = _NEVER
             elif now - leased.renewed > leased.lease_s / _RENEW_SHARE:
                 renew.append(leased.key)
                 leased.renewed = now
+            leased.changes = -1 if episode is None else episode.changes
+            renew_at = leased.renewed + leased.lease_s / _RENEW_SHARE
+            leased.quiet_until = min(save_at, renew_at, leased.since + leased.limit_s)
         if self._leases is not None and (renew or progress):
             self._leases.renew(renew, progress)
 
@@ -187,29 +203,28 @@ class EpisodeWorker:
             self._leases.renew([], [leased.episode.progress()])
         self._give_back(leased, GiveBackReason.DRAIN, detail)
 
-    def _due(self, leased: OpenEpisode, now: float) -> bool:
-        """Whether to save tokens: the longer they took to sample, the sooner.
+    def _save_at(self, leased: OpenEpisode, now: float) -> float:
+        """When to save tokens, if there will be no more: the longer they took, the sooner.
 
         So an episode whose short turn was followed by a slow step of its environment is not saved
         for the few tokens that it would lose.
         """
         episode = leased.episode
         if episode is None or leased.scored:
-            return False
+            return _NEVER
         new = episode.num_sampled - leased.flushed_tokens
         # An evaluation holds rollout workers until it is told that no more tokens are needed.
         waits = leased.purpose is Purpose.EVAL and episode.sampled and not leased.flushed_sampled
         if new <= 0 and not waits:
-            return False
+            return _NEVER
         if leased.unsaved_since is None:
             leased.unsaved_since = now
-        age_s, flush_s = now - leased.unsaved_since, self._limits.flush_s
         if new >= self._limits.flush_tokens:
-            return True
-        if age_s < flush_s:
-            return False
+            return now
+        flush_s = self._limits.flush_s
         lost_s = episode.sampling_s(now) - leased.flushed_s
-        return waits or lost_s >= flush_s or age_s >= _PATIENCE * flush_s
+        soon = waits or lost_s >= flush_s
+        return leased.unsaved_since + (flush_s if soon else _PATIENCE * flush_s)
 
     def _open_episode(self, assignment: Assignment, position: int) -> OpenEpisode:
         index, attempt = assignment.indices[position], assignment.attempts[position]
@@ -255,7 +270,7 @@ class EpisodeWorker:
         for leased in opened:
             if self._open.get(leased.key[:3]) is not leased:
                 continue
-            leased.limit_s = job.spec.tasks.episode_timeout_s
+            leased.limit_s, leased.quiet_until = job.spec.tasks.episode_timeout_s, 0.0
             leased.task = asyncio.create_task(
                 self._run(leased, group, earlier.get(leased.key.sibling))
             )
@@ -269,7 +284,6 @@ class EpisodeWorker:
             try:
                 await self._attempt(leased, group, progress)
                 self._peers.stages.finished += 1
-                self._metrics.add("finished")
                 leased.task = None
                 self._close(leased)
             except VersionGoneError as error:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
+from itertools import count
 
 from paceline.code.folders import CodeFolders
 from paceline.code.function_process import MODULE as FUNCTIONS
@@ -71,7 +72,8 @@ from paceline_experience.usage.tenants import Tenants
 from paceline_experience.webhooks.outbox import Webhooks
 
 _MEMBERS_INTERVAL_S = 1.0
-_RECORDS_SWEEPS = 2  # what a crash has left undone is looked for with every second sweep
+# What a crash has left undone, and what other replicas have done, is looked for so often.
+_RECORDS_SWEEPS = 2
 _WEBHOOKS_INTERVAL_S = 1.0
 _SLOW_SWEEP_S = 0.2  # after which the next job is not kept waiting
 log = Log("experience")
@@ -259,7 +261,7 @@ class ExperienceService(Service):
         return [
             (self._ledgers.open_missing, "cannot open jobs", sweep_s),
             (self._job_service.pausing.repair, "cannot follow the records of jobs", repair_s),
-            (self._deletion.sweep, "cannot look for jobs to delete", repair_s),
+            (self._deletion.sweep, "cannot look for jobs to delete", 2 * repair_s),
             (self._webhooks.sweep, "cannot look for webhooks", _WEBHOOKS_INTERVAL_S),
         ]
 
@@ -297,7 +299,7 @@ class ExperienceService(Service):
     async def _sweep(self, tasks: asyncio.TaskGroup) -> None:
         """Sweep one job after the other; a slow one continues in the background."""
         slow: set[str] = set()
-        while True:
+        for number in count():
             for job_id, entry in list(self._ledgers.active.items()):
                 if job_id in slow:
                     continue
@@ -306,7 +308,8 @@ class ExperienceService(Service):
                 if not done:
                     slow.add(job_id)
                     task.add_done_callback(lambda _, job_id=job_id: slow.discard(job_id))
-            await self._refresh_tenants()
+            if number % _RECORDS_SWEEPS == 0:
+                await self._refresh_tenants()
             await asyncio.sleep(self._options.sweep_s)
 
     async def _sweep_job(self, job_id: str, entry: OpenLedger) -> None:

@@ -50,6 +50,8 @@ class JobStarter:
         `sizes` are replicas that are asked for by workload, `running` those that run.
         """
         after = dict(jobs)
+        if not any(_asks(job) for job in jobs.values()):
+            return after, Queue()
         try:
             self.tenants = await self._ledger.tenants()
         except PacelineError as error:
@@ -74,6 +76,11 @@ class JobStarter:
             return False
         log.info("queue", job=job_id, state=state, reason=reason)
         return True
+
+
+def _asks(job: LiveJob) -> bool:
+    """Whether a quota may decide on anything of it: its start, or its size."""
+    return job.state is JobState.QUEUED or job.spec.rollout.scaling is not None
 
 
 def held_by(

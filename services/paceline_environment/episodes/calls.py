@@ -53,18 +53,15 @@ class EnvironmentCalls:
         self._open: set[EnvironmentCall] = set()
         self._finished: dict[str, tuple[int, float]] = {}  # calls and seconds, not exported yet
 
-    def begin(
-        self,
-        name: str,
-        limit_s: float,
-        task: asyncio.Task[None],
-        loads: Loads | None = None,
+    def of(
+        self, limit_s: float, task: asyncio.Task[None], loads: Loads | None = None
     ) -> EnvironmentCall:
-        """A context in which `task` may spend `limit_s` seconds, besides those that `loads` says.
+        """The calls of one episode, one at a time.
 
-        It raises DeadlineError if `sweep` finds that it took longer.
+        In each `task` may spend `limit_s` seconds, besides those that `loads` says; it raises
+        DeadlineError if `sweep` finds that it took longer.
         """
-        return EnvironmentCall(self, name, limit_s, task, loads)
+        return EnvironmentCall(self, limit_s, task, loads)
 
     def sweep(self) -> None:
         """End calls that exceed their limit, and export the metrics of those that have ended."""
@@ -99,7 +96,7 @@ class EnvironmentCalls:
 
 
 class EnvironmentCall:
-    """One call, cancelled like the block of an `asyncio.timeout`."""
+    """One call after another, each cancelled like the block of an `asyncio.timeout`."""
 
     __slots__ = (
         "_cancelling",
@@ -119,15 +116,14 @@ class EnvironmentCall:
     def __init__(
         self,
         owner: EnvironmentCalls,
-        name: str,
         limit_s: float,
         task: asyncio.Task[None],
         loads: Loads | None,
     ) -> None:
         self.stage = "step"
         self._loads = loads
-        self._loaded_s = loads.loading_s() if loads is not None else 0.0
-        self.name = name
+        self._loaded_s = 0.0
+        self.name = ""
         self.seconds = 0.0
         self.deadline = 0.0
         self._owner = owner
@@ -155,7 +151,15 @@ class EnvironmentCall:
             self._expired = True
             self._task.cancel()
 
+    def begin(self, name: str) -> EnvironmentCall:
+        """A context for the next call."""
+        self.name = name
+        return self
+
     def __enter__(self) -> EnvironmentCall:
+        self.stage, self._expired = "step", False
+        if self._loads is not None:
+            self._loaded_s = self._loads.loading_s()
         self._started = self._owner.clock()
         self.deadline = self._started + self._limit_s
         self._cancelling = self._task.cancelling()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paceline.digest import number
 from paceline.enums import FinishReason, ScoreStatus
@@ -77,14 +77,16 @@ class Episode:
         self.over = False
         self.environment_reward = 0.0
         self.sampled = False  # it needs no further tokens
+        self.samples = False  # a turn is being generated
+        self.changes = 0  # of what `progress` returns, while no turn is generated
         self.scored_with_others = False  # those that came with the same reply
         self._group, self._job, self._peers = group, group.job, peers
         self._index, self._attempt = index, attempt
         self._progress = progress
         self._span = span
-        self._task = task
         self._environment = self._job.make_environment(assignment)
-        self._loads = loads_of(self._environment)
+        limit_s, loads = self._job.spec.tasks.step_timeout_s, loads_of(self._environment)
+        self._call = peers.calls.of(limit_s, task, loads)
         self._builder = TranscriptBuilder()
         self._start = group.starts.get(index)
         self._sampling = sampling_of(group, index)
@@ -130,6 +132,7 @@ class Episode:
         finally:
             await self._timed(self._environment.close(), "close")
         self.sampled = True
+        self.changes += 1
         score = await self._score()
         if score.status is ScoreStatus.INFRA_ERROR:
             raise ScoringFailedError(score.detail or "reward: infra_error")
@@ -145,8 +148,11 @@ class Episode:
         if self._job.transform is not None:
             observation = await self._transformed(observation)
         self._observations.append(observation)
-        if self._progress is not None and await self._resume(self._progress):
-            return
+        if self._progress is not None:
+            resumed = await self._resume(self._progress)
+            self.changes += 1
+            if resumed:
+                return
         with self._span.child("render"):
             self._builder = await self._group.first(observation)
 
@@ -163,10 +169,12 @@ class Episode:
         """Generate the next turn; returns its text."""
         turn = self._begin_turn()
         self._turn_began = started = self._peers.clock()
+        self.samples = True
         with self._peers.stages.wait("generate"), self._traced(turn):
             reason = await self._peers.policy.generate(turn)
         self._generate_s += self._peers.clock() - started
-        self._turn_began = None
+        self._turn_began, self.samples = None, False
+        self.changes += 1
         self._builder.add_policy(turn.tokens, turn.logprobs, turn.versions)
         self._turn = None
         self._workers.extend(name for name in turn.workers if name not in self._workers)
@@ -333,10 +341,9 @@ class Episode:
 
     async def _timed(self, work: Awaitable[Result], name: str) -> Result:
         """Await a call of the environment, within the job's `step_timeout_s`."""
-        limit_s = self._job.spec.tasks.step_timeout_s
-        call = self._peers.calls.begin(name, limit_s, self._task, self._loads)
+        call = self._call
         try:
-            with call, self._span.child(f"environment.{name}"):
+            with call.begin(name), self._span.child(f"environment.{name}"):
                 return await work
         finally:
             self._environment_s += call.seconds
@@ -352,7 +359,7 @@ class Episode:
             response_text=self._text,
             environment_reward=self.environment_reward,
             truncated=self._truncated,
-            turns=self._turns(),
+            turns=self._turns(),  # pyright: ignore[reportArgumentType]
             max_tokens=self._sampling.max_tokens,
             variant=variant,
             variant_meta=meta,
@@ -387,16 +394,17 @@ class Episode:
         prompt = (await self._group.first(self._own)).build()
         return tuple(with_prompt(each, prompt) for each in transcripts)
 
-    def _turns(self) -> list[reward_pb2.RewardTurn]:
-        """The turns as rewards see them; of the last one, which may not be a step, the text."""
+    def _turns(self) -> list[dict[str, Any]]:
+        """The turns as rewards see them; of the last one, which may not be a step, the text.
+
+        As fields of `RewardTurn`, since messages would be copied.
+        """
         rewards = {step.start: step.reward for step in self._builder.steps}
         spans = self._builder.turns
         texts = [*self._actions, self._text][: len(spans)]
         return [
-            reward_pb2.RewardTurn(
-                text=text, reward=rewards.get(span.start, 0.0), num_tokens=span.end - span.start
-            )
-            for span, text in zip(spans, texts, strict=False)
+            {"text": text, "reward": rewards.get(at.start, 0.0), "num_tokens": at.end - at.start}
+            for at, text in zip(spans, texts, strict=False)
         ]
 
     def _trajectory(

@@ -24,6 +24,7 @@ class Stages:
     restarted: int = 0  # episodes that could not be resumed
     tokens_lost: int = 0  # of those
     tokens_resumed: int = 0  # sampled before a failure and kept
+    tokens_received: int = 0  # from rollout workers
     usage: Usage | None = None
 
     def progress(self) -> WorkProgress:

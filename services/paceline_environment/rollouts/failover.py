@@ -116,7 +116,7 @@ class PolicyClient:
                 span.error = ending.code
                 return ending
         finally:
-            self._metrics.add("received_tokens", len(turn.tokens) - had)
+            self._stages.tokens_received += len(turn.tokens) - had
 
     def _fault(self, worker: Worker, turn: Turn, ending: TurnEnd) -> bool:
         """Whether a failure counts against the turn; raises if a retry cannot help."""

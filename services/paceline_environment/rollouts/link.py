@@ -17,7 +17,6 @@ from paceline.transport.linger import Linger, at_once
 from paceline.transport.rpc import exchange
 from paceline.types import VersionRun
 from paceline.v1 import rollout_pb2 as pb
-from paceline.v1 import types_pb2
 from paceline.v1.rollout_pb2_grpc import RolloutStub
 from paceline_environment.coalesce import portions
 from paceline_environment.episodes.turn import Turn, TurnEnd
@@ -132,16 +131,16 @@ def _request(turn: Turn, timeout_s: float) -> pb.GenerateRequest:
     return pb.GenerateRequest(
         request_id=f"{turn.request_id}.{turn.sends}",
         tokens=tokens,
-        sampling=types_pb2.SamplingParams(
-            max_tokens=sampling.max_tokens - len(turn.tokens),
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            stop_tokens=sampling.stop_tokens,
-            stop_strings=sampling.stop_strings,
-            seed=sampling.seed,
-        ),
+        sampling={  # pyright: ignore[reportArgumentType] (a message would be copied)
+            "max_tokens": sampling.max_tokens - len(turn.tokens),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "stop_tokens": sampling.stop_tokens,
+            "stop_strings": sampling.stop_strings,
+            "seed": sampling.seed,
+        },
         pinned_version=turn.pinned_version,
         min_version=turn.min_version,
         timeout_s=timeout_s,

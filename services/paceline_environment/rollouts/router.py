@@ -19,7 +19,7 @@ from paceline_environment.roster import WorkerWatch
 _BACKOFF_S = 1.0  # a worker that could not be reached gets no turns for this long
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RouterSlot:
     """A slot for a turn on a worker, from its assignment until its release."""
 

@@ -371,9 +371,11 @@ def fence(state: LedgerState, incarnation: int) -> None:
 
 def _mean_note(advantages: NDArray[np.float32]) -> PayloadNote:
     """What users are told of an episode's advantages: their mean."""
-    return (
-        PayloadNote(advantage=repr(float(advantages.mean()))) if len(advantages) else PayloadNote()
-    )
+    if not len(advantages):
+        return PayloadNote()
+    # Most have one for all of their tokens, for which numpy's mean takes far longer.
+    mean = advantages[0] if len(advantages) == 1 else advantages.mean()
+    return PayloadNote(advantage=repr(float(mean)))
 
 
 def _tally(batch: BatchRecord | None) -> dict[str, int]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.resources import files
+from types import TracebackType
 from typing import Any, cast
 
 from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.connection import HiredisRespSerializer
 from redis.exceptions import (
     AuthenticationError,
     ClusterDownError,
@@ -135,6 +138,8 @@ class Store:
 
     async def hashes(self, *keys: str) -> list[dict[bytes, bytes]]:
         """Read several whole hashes atomically."""
+        if len(keys) == 1:  # atomic by itself; a transaction would cost twice as much
+            return [dict(pairs(await self.command("HGETALL", *keys)))]
         with self.waiting():
             async with self.redis.pipeline(transaction=True) as pipe:
                 for key in keys:
@@ -155,16 +160,9 @@ class Store:
             seconds, micros = await self.redis.time()
         return seconds + micros / 1e6
 
-    @contextmanager
-    def waiting(self) -> Generator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """Account the time inside as waiting for the store, and translate errors of Redis."""
-        with nullcontext() if self.usage is None else self.usage.wait("store"), translated():
-            try:
-                yield
-            except (RedisError, RedisClusterException) as error:
-                self.unreachable = isinstance(error, _UNANSWERED)
-                raise
-            self.unreachable = False
+        return _StoreWait(self)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -199,9 +197,27 @@ def _client(url: str) -> Redis | RedisCluster:
         "retry": Retry(NoBackoff(), 0),
     }
     try:
-        return (RedisCluster if is_cluster else Redis).from_url(address, **options)
+        if is_cluster:
+            return RedisCluster.from_url(address, **options)
+        redis = Redis.from_url(address, **options)
     except ValueError:
         raise malformed(url) from None
+    pool = redis.connection_pool
+    pool.connection_class = _packing(pool.connection_class)
+    return redis
+
+
+def _packing(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    """A connection that encodes commands in C, which redis-py does for blocking ones only.
+
+    A command with the payloads of many episodes costs a third as much.
+    """
+    packer = HiredisRespSerializer()
+
+    def pack_command(_: AbstractConnection, *args: Any) -> list[bytes]:
+        return packer.pack(*args)
+
+    return type(kind.__name__, (kind,), {"pack_command": pack_command})
 
 
 async def _ping(redis: Redis | RedisCluster) -> _Problem | None:
@@ -218,6 +234,34 @@ async def _ping(redis: Redis | RedisCluster) -> _Problem | None:
     return None
 
 
+class _StoreWait:
+    """A class, as every command enters one: a generator would take three times as long."""
+
+    __slots__ = ("_block", "_store")
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._block = None if store.usage is None else store.usage.wait("store")
+
+    def __enter__(self) -> None:
+        if self._block is not None:
+            self._block.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._block is not None:
+            self._block.__exit__(kind, error, trace)
+        if error is None:
+            self._store.unreachable = False
+        elif isinstance(error, (RedisError, RedisClusterException)):
+            self._store.unreachable = isinstance(error, _UNANSWERED)
+            raise translate(error) from None
+
+
 def _state_table() -> str:
     """The table of episode states as Lua, so that there is only one."""
     steps = {
@@ -229,15 +273,6 @@ def _state_table() -> str:
 
 def _lua_table(values: dict[str, str]) -> str:
     return "{" + ", ".join(f"{key} = '{value}'" for key, value in values.items()) + "}"
-
-
-@contextmanager
-def translated() -> Generator[None]:
-    """Translate errors of Redis raised inside to `PacelineError`s."""
-    try:
-        yield
-    except (RedisError, RedisClusterException) as error:
-        raise translate(error) from None
 
 
 def translate(error: RedisError | RedisClusterException) -> Exception:

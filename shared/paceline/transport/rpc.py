@@ -309,11 +309,13 @@ class ErrorInterceptor(aio.ServerInterceptor):
         self._admit: Admit | None = None
         self._size: CheckSize | None = None
         self._authorize: Authorize | None = None
+        self._wrapped: dict[str, tuple[Any, Any]] = {}  # by method: its handler, and ours
 
     def check_first(self, admit: Admit, size: CheckSize | None = None) -> None:
         """Run `admit` before a message is read and `size` before it is parsed; both may raise."""
         self._admit = admit
         self._size = size
+        self._wrapped.clear()
 
     def authorize(self, check: Authorize) -> None:
         """Run `check` on every request before its method; a stream of requests is not read yet."""
@@ -329,6 +331,13 @@ class ErrorInterceptor(aio.ServerInterceptor):
         if handler is None:
             return None
         method: str = handler_call_details.method
+        own, wrapped = self._wrapped.get(method, (None, None))
+        if own is not handler:
+            wrapped = self._wrap(handler, method)
+            self._wrapped[method] = (handler, wrapped)
+        return wrapped
+
+    def _wrap(self, handler: Any, method: str) -> Any:
         replies = "stream" if handler.response_streaming else "unary"
         requests = "stream" if handler.request_streaming else "unary"
         inner = getattr(handler, f"{requests}_{replies}")

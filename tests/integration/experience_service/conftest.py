@@ -275,7 +275,7 @@ def make_spec(**changes: Any) -> dict[str, Any]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The service as a whole is tried on a store of each kind, its parts on the stricter one."""
     if "server_url" in metafunc.fixturenames:
-        whole = metafunc.module.__name__.endswith("test_experience_service")
+        whole = metafunc.definition.path.name == "test_experience_service.py"
         kinds = ["one server", "cluster"] if whole else ["cluster"]
         metafunc.parametrize("server_url", kinds, indirect=True, scope="module")
 

@@ -395,7 +395,7 @@ class Timed:
 
     async def call(self, world: RemoteWorld, work: Awaitable[Any]) -> Any:
         task: Any = asyncio.current_task()
-        with self._calls.begin("call", self._limit_s, task, world):
+        with self._calls.of(self._limit_s, task, world).begin("call"):
             return await work
 
     async def sweep(self) -> None:
