@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -175,20 +175,25 @@ async def test_what_harms_is_named_and_harms_only_its_own_job(
 
 
 @pytest.mark.parametrize(
-    ("files", "why", "load_s"),
+    ("make", "why", "load_s"),
     [
-        ({"tokenizer.json": b"{}"}, "model.path: tokenizer.json cannot be read", 10.0),
-        ({}, "model.path: no tokenizer.json", 10.0),
-        (files_of("{% for %}"), "model.path: the chat template cannot be read", 10.0),
-        (files_of("{{ " + "(" * 5000), "chat template", 10.0),
-        (files_of("{{ 7 ** (10 ** 9) }}"), "model.path: chat template: reading it takes", 2.0),
-        (large(), "model.path: tokenizer.json: reading it takes more than 0.01 s", 0.01),
-        (large(), "model.path: tokenizer.json: reading it ends its process", 10.0),
+        (lambda: {"tokenizer.json": b"{}"}, "model.path: tokenizer.json cannot be read", 10.0),
+        (dict[str, bytes], "model.path: no tokenizer.json", 10.0),
+        (lambda: files_of("{% for %}"), "model.path: the chat template cannot be read", 10.0),
+        (lambda: files_of("{{ " + "(" * 5000), "chat template", 10.0),
+        (
+            lambda: files_of("{{ 7 ** (10 ** 9) }}"),
+            "model.path: chat template: reading it takes",
+            2.0,
+        ),
+        (large, "model.path: tokenizer.json: reading it takes more than 0.01 s", 0.01),
+        (large, "model.path: tokenizer.json: reading it ends its process", 10.0),
     ],
 )
 async def test_files_that_cannot_be_read_are_named(
-    files: Mapping[str, bytes], why: str, load_s: float
+    make: Callable[[], Mapping[str, bytes]], why: str, load_s: float
 ) -> None:
+    files = make()
     made = ProcessTokenizers(TokenizerSettings(load_s=load_s, memory_bytes=256 << 20))
     stage = Stage(made)
     try:
