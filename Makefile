@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # If set, each of many processes would recompile its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install install-dev docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults bench-ledger-histories clean
+.PHONY: help install install-dev docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-systems test-parts test-extended sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults bench-ledger-histories clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-17s %s\n", $$1, $$2}'
@@ -86,6 +86,10 @@ test-parts:
 	-$(BIN)/python deploy/helm/tools.py >/dev/null
 	$(BIN)/python -m pytest -q --numprocesses 4 --dist loadfile --no-loadscope-reorder tests $(SYSTEMS:%=--ignore=%)
 
+test-extended: $(DEV) $(SGLANG_STAMP) ## Variants that are too long for CI: before a release (20 minutes)
+	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'extended and not sglang' tests
+	$(BIN)/python -m pytest -q -m 'extended and sglang' tests
+
 $(SGLANG_STAMP): $(SGLANG_LIST) dev/install.py $(wildcard examples/sglang_cpu/*.toml examples/sglang_cpu/*/*.py)
 	@$(if $(TORCH_INDEX),$(INSTALL) $(SGLANG_VENV) --no-deps --index-url $(TORCH_INDEX) $$(grep '^torch==' $(SGLANG_LIST)))
 	@$(INSTALL) $(SGLANG_VENV) --no-deps -r $(SGLANG_LIST)
@@ -97,11 +101,11 @@ sglang-env: $(SGLANG_STAMP) ## Create .venv-sglang with SGLang for a CPU (about 
 # Both mostly wait for SGLang to start, so they run in parallel; output is printed per target.
 BESIDE := $(MAKE) --no-print-directory -k -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 test-sglang: $(DEV) $(SGLANG_STAMP) ## All tests that need SGLang, on a CPU
-	$(if $(ARGS),$(BIN)/python -m pytest -q -m sglang $(ARGS),$(BESIDE) test-sglang-systems test-sglang-parts)
+	$(if $(ARGS),$(BIN)/python -m pytest -q -m 'sglang and not extended' $(ARGS),$(BESIDE) test-sglang-systems test-sglang-parts)
 test-sglang-systems:
-	$(BIN)/python -m pytest -q -m sglang tests/e2e tests/faults
+	$(BIN)/python -m pytest -q -m 'sglang and not extended' tests/e2e tests/faults
 test-sglang-parts:
-	$(BIN)/python -m pytest -q -m sglang tests --ignore=tests/e2e --ignore=tests/faults
+	$(BIN)/python -m pytest -q -m 'sglang and not extended' tests --ignore=tests/e2e --ignore=tests/faults
 
 $(ADAPTERS_STAMP): pyproject.toml constraints.txt dev/install.py
 	@$(INSTALL) $(ADAPTERS_VENV) --compile -c constraints.txt -e '.[environment,gateway,gymnasium,openenv,verifiers]' -e tests/support \

@@ -60,11 +60,12 @@ LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests of what must be installed first, unless selected by mark."""
+    """Deselect extended tests and those of what must be installed first, unless marks are given."""
     chosen = str(config.getoption("markexpr"))
-    left_out = [mark for mark in ("sglang", "adapters") if mark not in chosen]
+    left_out = [mark for mark in ("sglang", "adapters", "extended") if mark not in chosen]
+    dropped = [item for item in items if any(map(item.get_closest_marker, left_out))]
     wanted = [item for item in items if not any(map(item.get_closest_marker, left_out))]
-    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    config.hook.pytest_deselected(items=dropped)
     items[:] = longest_first(wanted)
 
 

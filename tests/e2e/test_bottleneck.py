@@ -130,6 +130,7 @@ def test_the_slowed_service_is_named(
     assert not wrong
 
 
+@pytest.mark.extended
 def test_the_slow_link_of_weights_is_named(
     tmp_path: Path,
     tiny_job: Callable[..., dict[str, Any]],

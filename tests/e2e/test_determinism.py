@@ -280,8 +280,8 @@ def rewound(run: Run) -> bool:
 @pytest.mark.parametrize(
     ("disturb", "shows"),
     [
-        (kill_rollouts, moved),
-        (kill_environments, leased_again),
+        pytest.param(kill_rollouts, moved, marks=pytest.mark.extended),
+        pytest.param(kill_environments, leased_again, marks=pytest.mark.extended),
         (kill_trainer, rewound),
         (pause_and_resume, resumed),
     ],
@@ -365,7 +365,9 @@ def replaying(job: dict[str, Any], kind: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", ["experience_replay", "dart_pool"])
+@pytest.mark.parametrize(
+    "kind", ["experience_replay", pytest.param("dart_pool", marks=pytest.mark.extended)]
+)
 def test_sampler_and_replay_survive_kills_at_every_fifth_step(
     kind: str, site: Site, job_of: Job
 ) -> None:

@@ -180,6 +180,7 @@ def test_what_another_job_has_exported_is_replayed(
     assert [row.values["replayed"] for row in rows] == [16.0, 16.0]
 
 
+@pytest.mark.extended
 def test_allocators_of_methods_train(
     platform: Any, tiny_job: Callable[..., dict[str, Any]]
 ) -> None:
@@ -215,6 +216,7 @@ def test_allocators_of_methods_train(
     assert found["rac"] == [2 * 8] * 2
 
 
+@pytest.mark.extended
 def test_redundant_episodes_fill_single_slots(
     platform: Any, tiny_job: Callable[..., dict[str, Any]]
 ) -> None:

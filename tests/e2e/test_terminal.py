@@ -170,6 +170,7 @@ def frozen(pid: int) -> Generator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.extended
 def test_top_names_the_bottleneck(
     platform: Any, tiny_job: Callable[..., dict[str, Any]], until: Callable[..., None]
 ) -> None:

@@ -243,6 +243,7 @@ def test_a_job_trains_over_tls(
     assert secured.stop() == [0, 0, 0]
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
 def test_folders_of_a_laptop_train_over_tls(
     secured: Secured, tiny_model: Path, until: Callable[..., None]

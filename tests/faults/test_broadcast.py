@@ -105,6 +105,7 @@ def test_a_slow_link_between_sites_is_crossed_once(start: Start) -> None:
     keeps_within(fleet, fleet.network.crossed_bytes, [(0.9, 1.3), (0.0, 0.3)])
 
 
+@pytest.mark.extended
 def test_two_seeds_share_the_upload(start: Start) -> None:
     fleet = start(seeds=2)
     hosts = [seed.host for seed in fleet.seeds]
@@ -134,6 +135,7 @@ def test_a_relay_freezes_and_resumes_later(start: Start) -> None:
     assert max(copies(fleet).values()) < 1.3, "began again from zero"
 
 
+@pytest.mark.extended
 def test_a_relay_becomes_slow(start: Start) -> None:
     fleet = start()
     version = midway(fleet)
@@ -143,6 +145,7 @@ def test_a_relay_becomes_slow(start: Start) -> None:
     assert max(copies(fleet).values()) < 1.3, "began again from zero"
 
 
+@pytest.mark.extended
 def test_a_link_is_cut_and_mended(start: Start) -> None:
     fleet = start()
     version = midway(fleet)
@@ -163,6 +166,7 @@ def test_workers_join_late(start: Start) -> None:
     assert fleet.seeds[0].host.sent_bytes() < 2.5 * SIZE
 
 
+@pytest.mark.extended
 def test_a_newer_version_comes_halfway(start: Start) -> None:
     fleet = start()
     older = midway(fleet)

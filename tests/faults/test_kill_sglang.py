@@ -82,7 +82,7 @@ def counter(platform: Any, process: str, name: str) -> float:
     return sum(float(each[1]) for each in found if each)
 
 
-@pytest.mark.parametrize("victim", ["server", "worker"])
+@pytest.mark.parametrize("victim", ["server", pytest.param("worker", marks=pytest.mark.extended)])
 def test_no_token_is_sampled_again(
     victim: str,
     platform: Any,

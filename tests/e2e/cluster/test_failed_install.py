@@ -40,7 +40,7 @@ def left(cluster: Cluster) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("version", [pytest.param(3, marks=pytest.mark.extended), 4])
 def test_nothing_is_left_of_it(cluster: Cluster, tools: dict[str, Path], version: int) -> None:
     """No node accepts the hook's pod, as if its image could not be pulled."""
 
