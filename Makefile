@@ -86,7 +86,7 @@ test-parts:
 	-$(BIN)/python deploy/helm/tools.py >/dev/null
 	$(BIN)/python -m pytest -q --numprocesses 4 --dist loadfile --no-loadscope-reorder tests $(SYSTEMS:%=--ignore=%)
 
-test-extended: $(DEV) $(SGLANG_STAMP) ## Variants that are too long for CI: before a release (20 minutes)
+test-extended: $(DEV) $(SGLANG_STAMP) ## Variants that are too long for CI: before a release
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'extended and not sglang' tests
 	$(BIN)/python -m pytest -q -m 'extended and sglang' tests
 
