@@ -101,11 +101,11 @@ sglang-env: $(SGLANG_STAMP) ## Create .venv-sglang with SGLang for a CPU (about 
 # Both mostly wait for SGLang to start, so they run in parallel; output is printed per target.
 BESIDE := $(MAKE) --no-print-directory -k -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 test-sglang: $(DEV) $(SGLANG_STAMP) ## All tests that need SGLang, on a CPU
-	$(if $(ARGS),$(BIN)/python -m pytest -q -m 'sglang and not extended' $(ARGS),$(BESIDE) test-sglang-systems test-sglang-parts)
+	$(if $(ARGS),$(BIN)/python -m pytest -q -m sglang $(ARGS),$(BESIDE) test-sglang-systems test-sglang-parts)
 test-sglang-systems:
-	$(BIN)/python -m pytest -q -m 'sglang and not extended' tests/e2e tests/faults
+	$(BIN)/python -m pytest -q -m sglang tests/e2e tests/faults
 test-sglang-parts:
-	$(BIN)/python -m pytest -q -m 'sglang and not extended' tests --ignore=tests/e2e --ignore=tests/faults
+	$(BIN)/python -m pytest -q -m sglang tests --ignore=tests/e2e --ignore=tests/faults
 
 $(ADAPTERS_STAMP): pyproject.toml constraints.txt dev/install.py
 	@$(INSTALL) $(ADAPTERS_VENV) --compile -c constraints.txt -e '.[environment,gateway,gymnasium,openenv,verifiers]' -e tests/support \

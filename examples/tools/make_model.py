@@ -80,16 +80,16 @@ def main() -> int:
     chat = chat_of(tokenizer.backend_tokenizer)
     careful, careless = ([row_of(chat, turns) for turns in each] for each in played)
     teach(model, careful, careless, seed=given.seed, steps=given.steps)
+    note: dict[str, float] = {"seed": given.seed}
     if given.steps < STEPS:
-        save(model, tokenizer, out, note={"seed": given.seed, "steps": given.steps})
-        print(f"created {out}")
-        return 0
-    reward = measure(model, chat, game)
-    print(f"held-out reward {reward:.3f}")
-    if not LOWEST <= reward <= HIGHEST:
-        print(f"it is not between {LOWEST} and {HIGHEST}; try another --seed")
-        return 1
-    save(model, tokenizer, out, note={"seed": given.seed, "heldout_reward": reward})
+        note["steps"] = given.steps
+    else:
+        reward = note["heldout_reward"] = measure(model, chat, game)
+        print(f"held-out reward {reward:.3f}")
+        if not LOWEST <= reward <= HIGHEST:
+            print(f"it is not between {LOWEST} and {HIGHEST}; try another --seed")
+            return 1
+    save(model, tokenizer, out, note=note)
     print(f"created {out}")
     return 0
 

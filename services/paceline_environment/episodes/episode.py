@@ -77,7 +77,6 @@ class Episode:
         self.over = False
         self.environment_reward = 0.0
         self.sampled = False  # it needs no further tokens
-        self.samples = False  # a turn is being generated
         self.changes = 0  # of what `progress` returns, while no turn is generated
         self.scored_with_others = False  # those that came with the same reply
         self._group, self._job, self._peers = group, group.job, peers
@@ -109,6 +108,11 @@ class Episode:
     def environment(self) -> Environment:
         """The environment that the episode runs in."""
         return self._environment
+
+    @property
+    def samples(self) -> bool:
+        """Whether a turn is being generated."""
+        return self._turn_began is not None
 
     @property
     def num_sampled(self) -> int:
@@ -169,11 +173,10 @@ class Episode:
         """Generate the next turn; returns its text."""
         turn = self._begin_turn()
         self._turn_began = started = self._peers.clock()
-        self.samples = True
         with self._peers.stages.wait("generate"), self._traced(turn):
             reason = await self._peers.policy.generate(turn)
         self._generate_s += self._peers.clock() - started
-        self._turn_began, self.samples = None, False
+        self._turn_began = None
         self.changes += 1
         self._builder.add_policy(turn.tokens, turn.logprobs, turn.versions)
         self._turn = None
@@ -395,10 +398,7 @@ class Episode:
         return tuple(with_prompt(each, prompt) for each in transcripts)
 
     def _turns(self) -> list[dict[str, Any]]:
-        """The turns as rewards see them; of the last one, which may not be a step, the text.
-
-        As fields of `RewardTurn`, since messages would be copied.
-        """
+        """Fields of `RewardTurn`, as messages would be copied; the last turn may not be a step."""
         rewards = {step.start: step.reward for step in self._builder.steps}
         spans = self._builder.turns
         texts = [*self._actions, self._text][: len(spans)]

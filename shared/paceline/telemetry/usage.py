@@ -17,12 +17,11 @@ from paceline.telemetry.metrics import Metrics
 
 TICK_S = 0.25
 STALL_TICKS = 2.0  # ticks without a sample that count as a stall
-_STALL_S = STALL_TICKS * TICK_S
 
 
 def ran(passed_s: float) -> float:
     """How long the process ran between two samples: one tick if the second sample is late."""
-    return TICK_S if passed_s > _STALL_S else passed_s
+    return TICK_S if passed_s > STALL_TICKS * TICK_S else passed_s
 
 
 def nowhere(on: str) -> AbstractContextManager[None]:
@@ -46,32 +45,26 @@ class _OpenBlocks:
         self._since = 0.0
         self._unexported = 0.0
 
-    # Every episode and command of the store enters some, so both ends settle in place.
-
     def __enter__(self) -> None:
-        now = self._clock()
-        if self.count:
-            passed = now - self._since
-            self._unexported += passed * self.count if self._each else passed
-        self._since = now
+        self._settle()
         self.count += 1
 
     def __exit__(self, *_: object) -> None:
-        now = self._clock()
-        passed = now - self._since
-        self._unexported += passed * self.count if self._each else passed
-        self._since = now
+        self._settle()
         self.count -= 1
 
     def take(self) -> float:
         """Seconds since the last call; those of concurrent blocks add up if `each`."""
+        self._settle()
+        seconds, self._unexported = self._unexported, 0.0
+        return seconds
+
+    def _settle(self) -> None:
         now = self._clock()
         if self.count:
             passed = now - self._since
             self._unexported += passed * self.count if self._each else passed
         self._since = now
-        seconds, self._unexported = self._unexported, 0.0
-        return seconds
 
 
 class Usage:
@@ -151,17 +144,17 @@ class Usage:
 
     def _elapsed(self) -> float:
         """The clock, after accounting for the time since the last sample of it."""
-        self._ran()
-        return self._last
+        now = self._clock()
+        passed, self._last = now - self._last, now
+        seconds = ran(passed)
+        self._ran_s += seconds
+        if seconds < passed:
+            self._stalled_s += passed - seconds
+        return now
 
     def _ran(self) -> float:
         """Seconds that the process has run."""
-        now = self._clock()
-        passed, self._last = now - self._last, now
-        if passed > _STALL_S:
-            self._stalled_s += passed - TICK_S
-            passed = TICK_S
-        self._ran_s += passed
+        self._elapsed()
         return self._ran_s
 
     def _add(self, name: str, seconds: float, on: str = "") -> None:
