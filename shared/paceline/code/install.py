@@ -20,7 +20,7 @@ SHARED = (
     *("annotated-types", "grpcio", "grpcio-health-checking", "pydantic", "pydantic-core"),
     *("typing-extensions", "typing-inspection"),
 )
-_CHILD = Path(__file__).with_name("pip_child.py")
+CHILD = Path(__file__).with_name("pip_child.py")
 _MEMORY_BYTES = 4 << 30
 _LOOK_S = 0.25
 _TOLD_LINES, _TOLD_CHARS = 3, 1000
@@ -65,12 +65,12 @@ async def install(
     (into / "tmp").mkdir()
     (into / "requirements.txt").write_text("\n".join(requirements) + "\n")
     (into / "constraints.txt").write_text("\n".join(shared_versions()) + "\n")
-    limits = (_MEMORY_BYTES, settings.most_bytes, int(settings.timeout_s) + 1)
+    limits = (os.getpid(), _MEMORY_BYTES, settings.most_bytes, int(settings.timeout_s) + 1)
     options = [
         *("--target", target, "-r", into / "requirements.txt"),
         *("--constraint", into / "constraints.txt", *_sources(wheels, settings)),
     ]
-    command = [sys.executable, "-I", _CHILD, *limits, "install", *_ARGUMENTS, *options]
+    command = [sys.executable, "-I", CHILD, *limits, "install", *_ARGUMENTS, *options]
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *map(str, command),

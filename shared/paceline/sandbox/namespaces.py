@@ -52,6 +52,7 @@ def isolate(
     Raises:
         OSError: the kernel refuses it.
     """
+    parent = os.getppid()
     proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # which the new root lacks
     if not as_root:
         _enter_user_namespace(proc)
@@ -65,7 +66,7 @@ def isolate(
     if processes:
         _checked(_libc.unshare(_NEWPID), "unshare")
     seal.drop_capabilities()
-    seal.die_with_parent()  # which a change of the user undoes
+    seal.die_with_parent(parent)  # which a change of the user undoes
 
 
 def run_as_init() -> None:

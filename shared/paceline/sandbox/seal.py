@@ -57,9 +57,14 @@ def apply(seals: Seals, limits: dict[str, Any], *, own_user: bool) -> None:
     seccomp.load(seals.filter)
 
 
-def die_with_parent() -> None:
-    """End as soon as the thread ends that has started this process."""
+def die_with_parent(parent: int = 0) -> None:
+    """End as soon as the thread ends that has started this process.
+
+    `parent`: its number if this process can see it, to end also if it has ended already.
+    """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent and os.getppid() != parent:
+        os._exit(1)
 
 
 def hide(hidden: bool = True) -> None:

@@ -57,6 +57,7 @@ PRELOADED = (
 class Holds:
     """What holds the children, made once for all of them where that is possible."""
 
+    pid: int  # of the warm process
     level: int
     why: str  # it is no higher one
     as_root: bool
@@ -74,7 +75,7 @@ class Holds:
         if not as_root:
             seal.drop_capabilities()
         rules = landlock.ruleset(readable=readable, writable=_WRITABLE)
-        return cls(level, why, as_root, readable, rules)
+        return cls(os.getpid(), level, why, as_root, readable, rules)
 
     def filter(self, *, files: bool, processes: bool) -> bytes:
         """The filter of system calls of such children."""
@@ -201,7 +202,7 @@ def _child(
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        seal.die_with_parent()
+        seal.die_with_parent(holds.pid)
         os.setsid()
         control.detach()
         rules = _confine(fds, limits, holds)

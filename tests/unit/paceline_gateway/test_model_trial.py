@@ -69,10 +69,10 @@ async def test_what_cannot_be_read_or_takes_too_much_is_refused_by_name(
 async def test_others_are_accepted_and_tried_once(
     gateway: Gateway, job: dict[str, Any], template: str
 ) -> None:
-    seconds = float("inf")
+    seconds = list[float]()
     for _ in range(2):
         since = time.monotonic()
         asked = request(job, {}, template)
         await call(gateway.stub.SubmitJob, asked, timeout_s=60.0)
-        seconds = time.monotonic() - since
-    assert seconds < 0.5
+        seconds.append(time.monotonic() - since)
+    assert seconds[1] < seconds[0]

@@ -196,13 +196,14 @@ async def test_files_that_cannot_be_read_are_named(
     files = make()
     made = ProcessTokenizers(TokenizerSettings(load_s=load_s, memory_bytes=256 << 20))
     stage = Stage(made)
+    seconds = list[float]()
     try:
-        with pytest.raises(InvalidError, match=why):
-            await stage.of("job", files)
-        since = time.monotonic()
-        with pytest.raises(InvalidError, match=why):  # known by now
-            await stage.of("job", files)
-        assert time.monotonic() - since < 0.5
+        for _ in range(2):
+            since = time.monotonic()
+            with pytest.raises(InvalidError, match=why):
+                await stage.of("job", files)
+            seconds.append(time.monotonic() - since)
+        assert seconds[1] < seconds[0]  # known by then
     finally:
         await made.close()
 
@@ -218,13 +219,13 @@ async def test_calls_beside_one_that_hangs_are_answered(stage: Stage) -> None:
 
 async def test_a_tokenizer_that_always_hangs_is_not_started_again(stage: Stage) -> None:
     tokenizer = await stage.of("job", files_of(LOOPS))
-    for _ in range(MAX_ENDS):
+    seconds = list[float]()
+    for _ in range(MAX_ENDS + 1):
+        since = time.monotonic()
         with pytest.raises(InvalidError, match="chat template: takes more"):
             await show(tokenizer)
-    since = time.monotonic()
-    with pytest.raises(InvalidError, match="chat template: takes more"):
-        await show(tokenizer)
-    assert time.monotonic() - since < 0.1
+        seconds.append(time.monotonic() - since)
+    assert seconds[-1] < min(seconds[:-1])
     await none_is_left()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.code.install import SHARED, InstallError
+from paceline.code.install import CHILD, SHARED, InstallError
 from paceline.code.package_cache import PackageQuotaError
 from paceline.code.packages import Packages
 from paceline.config.packages import PackageSettings
@@ -80,9 +81,9 @@ async def test_a_package_and_what_it_needs_are_installed_once(
     assert len(set(found)) == 1
     assert version_in(found[0], "leaf") == "1.5"
     assert version_in(found[0], "root") == "1.0"
-    started = time.monotonic()
+    made_at = found[0].stat().st_mtime_ns
     assert await installed(packages(), code) == found[0]
-    assert time.monotonic() - started < 0.5
+    assert found[0].stat().st_mtime_ns == made_at
     assert not [each for each in found[0].rglob("*.py") if each.stat().st_mode & 0o222]
 
 
@@ -223,8 +224,9 @@ async def test_a_worker_that_is_killed_while_it_installs_leaves_nothing_half_don
         family = psutil.Process(worker.pid).children(recursive=True)
         worker.kill()
         worker.wait()
-        psutil.wait_procs(family, timeout=5)
-        assert not any(map(goes_on, family))
+        while any(map(goes_on, family)):
+            assert time.monotonic() < deadline + 30
+            await asyncio.sleep(0.01)
         # It may have been faster than this process, which others delay.
         if not [each for each in cache.iterdir() if each.is_dir() and len(each.name) == 64]:
             break
@@ -235,6 +237,12 @@ async def test_a_worker_that_is_killed_while_it_installs_leaves_nothing_half_don
     assert len(list(found.glob("leaf*.py"))) == 3000
     assert not list(cache.glob("new-*"))
     assert [each.name for each in cache.glob("*.lock")] == ["all.lock"]
+
+
+def test_an_installation_whose_worker_has_ended_does_not_begin(tmp_path: Path) -> None:
+    limits = map(str, (os.getppid(), 1 << 30, MIB, 10))  # as if this process were another
+    told = subprocess.run([sys.executable, "-I", CHILD, *limits, "--version"], capture_output=True)
+    assert (told.returncode, told.stdout) == (1, b"")
 
 
 async def test_a_folder_that_others_could_write_to_is_not_used(
