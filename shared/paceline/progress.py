@@ -79,6 +79,8 @@ class LedgerProgress:
     """Attempts of episodes that failed since the ledger was opened."""
     last_failure: str = ""
     """What the newest of them failed on."""
+    back_off_s: float = 0.0
+    """Seconds until the next attempts may begin, since all of the last ones failed."""
     payload_bytes: int = 0
     waiting: bool = False
     """Whether the trainer waits for a batch."""

@@ -23,6 +23,7 @@ from paceline_experience.ledger.generation.allocation import (
     GroupSizes,
     repeated,
 )
+from paceline_experience.ledger.generation.back_off import BackOff
 from paceline_experience.ledger.generation.losses import Losses
 from paceline_experience.ledger.generation.prefix import prefixes
 from paceline_experience.ledger.generation.submission import Report, Submission, submission
@@ -73,6 +74,7 @@ class Groups:
         self.allocation, self._replay = allocation, replay
         self.sizes = GroupSizes(core.spec.experience.group_size)
         self.losses = Losses()
+        self.back_off = BackOff(core.job_id, core.clock.now)
         self.aborts = Aborts()
         self._core = core
         self._payloads = payloads
@@ -163,6 +165,8 @@ class Groups:
         """Inside a transaction: record outcomes of attempts and settle their groups."""
         state = self._core.state
         self.losses.note_failures(reports)
+        if self.back_off.note(reports):
+            self._core.work.fire()
         before = {r.group_id: state.groups.get(r.group_id) for r in reports}
         max_bytes = self._core.limits.settings.reason_bytes
         argument = {

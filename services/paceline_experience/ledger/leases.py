@@ -94,7 +94,7 @@ class Leases:
             max_in_flight=spec.max_in_flight,
             payload_bytes=spec.payload_bytes,
         )
-        self.mode = Mode(core)
+        self.mode = Mode(core, groups.back_off)
 
     @property
     def limits(self) -> AdmissionLimits:
@@ -144,7 +144,7 @@ class Leases:
             queued=0 if state.stop or held else counts["queued"],
             new=new,
             eval_leased=counts["eval:leased"],
-            eval_queued=0 if state.meta.paused else counts["eval:queued"],
+            eval_queued=0 if self.mode.stopped else counts["eval:queued"],
             group=1 if self.mode.by_episode else size,
         )
 
@@ -157,7 +157,7 @@ class Leases:
         """
         async with self._core.transaction() as state:
             plan = _Plan()
-            if evals > 0 and not state.meta.paused:
+            if evals > 0 and not self.mode.stopped:
                 self._plan_queued(plan, state, state.queued_evals, evals)
             if train > 0 and not state.stop and not self.mode.holds:
                 await self._groups.drop(self.mode.outdated(), DropReason.STALE)

@@ -439,6 +439,7 @@ class JobLedger:
             reward_mean=last.stats.reward_mean if last else None,
             eval=self._evals.progress(),
             **self._groups.losses.failures(),
+            back_off_s=self._groups.back_off.left_s,
             **self._evals.standings(),
         )
 

@@ -141,9 +141,10 @@ class JobProgress:
         """Attempts that failed in the last seconds, with the reason of the newest."""
         self.failed.add(now_s, float(live.failed_attempts))
         per_s = self.failed.per_s
-        if per_s or (per_s is None and live.failed_attempts):
+        if per_s or live.back_off_s or (per_s is None and live.failed_attempts):
             count = f"{live.failed_attempts:,} attempts of episodes so far"
-            self.status["failing"] = f"{count}, the last: {live.last_failure}"
+            again = f"; the next in {live.back_off_s:.0f} s" if live.back_off_s else ""
+            self.status["failing"] = f"{count}{again}, the last: {live.last_failure}"
         else:
             self.status.pop("failing", None)
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline_experience.ledger.generation.submission import Report, Verdict
+from paceline_experience.ledger.generation.submission import FAILURES, Report
 from paceline_experience.ledger.state import DROPPED, GroupRecord
 
 _OPEN = "ql"
-_FAILURES = frozenset({Verdict.REQUEUE, Verdict.INVALID, Verdict.OVERSIZED})
 _MOST_DETAIL = 500
 
 
@@ -50,7 +49,7 @@ class Losses:
     def note_failures(self, reports: Sequence[Report]) -> None:
         """Attempts have ended; those that failed are counted, also in evaluations."""
         for each in reports:
-            if each.verdict in _FAILURES:
+            if each.verdict in FAILURES:
                 self._failed += 1
                 self._last = each.detail[:_MOST_DETAIL] or self._last
 

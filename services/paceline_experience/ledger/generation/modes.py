@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline.enums import GiveBackReason
 from paceline_experience.ledger.context import LedgerContext
+from paceline_experience.ledger.generation.back_off import BackOff
 from paceline_experience.ledger.staleness import stale_groups
 
 
@@ -23,8 +24,8 @@ class EpisodeKey:
 class Mode:
     """The mode of a job (`experience.mode`), as leases have to follow it."""
 
-    def __init__(self, core: LedgerContext) -> None:
-        self._core = core
+    def __init__(self, core: LedgerContext, back_off: BackOff) -> None:
+        self._core, self._back_off = core, back_off
         self._name = core.spec.experience.mode
         self._recalled: dict[str, list[EpisodeKey]] = {}
         self.serving: frozenset[int] = frozenset()  # versions that rollout workers sample with
@@ -35,11 +36,17 @@ class Mode:
         return self._name == "rollout_wise"
 
     @property
+    def stopped(self) -> bool:
+        """Whether no episode may begin, not even of an evaluation."""
+        return bool(self._core.state.meta.paused) or self._back_off.left_s > 0
+
+    @property
     def holds(self) -> bool:
         """Whether training episodes wait, queued ones too."""
+        return self.stopped or self._mode_holds()
+
+    def _mode_holds(self) -> bool:
         state = self._core.state
-        if state.meta.paused:
-            return True
         if self._name == "coupled":
             return any(state.age(version) < self._published for version in self.serving)
         if self._name != "april":
@@ -68,7 +75,7 @@ class Mode:
         With `april`, and of a job that is paused, whose evaluations are recalled too.
         """
         paused = bool(self._core.state.meta.paused)
-        if not paused and (self._name != "april" or not self.holds):
+        if not paused and (self._name != "april" or not self._mode_holds()):
             return
         self._recalled = {}
         for group, index in self._core.state.leased():

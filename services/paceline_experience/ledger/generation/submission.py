@@ -34,6 +34,10 @@ class Verdict(StrEnum):
     GONE = "gone"  # its pinned version is gone
 
 
+FAILURES = frozenset({Verdict.REQUEUE, Verdict.INVALID, Verdict.OVERSIZED})
+"""Verdicts of attempts that say something is wrong with the job or its services."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """The outcome of one attempt."""

@@ -363,6 +363,8 @@ def test_failing_attempts_are_shown_as_long_as_there_are_more() -> None:
     progress.update(event(1, 0, **failed), 30.0)
     progress.update(event(1, 0, **failed), 50.0)
     assert "failing" not in progress.line()
+    progress.update(event(1, 0, **failed, back_off_s=8.0), 60.0)
+    assert "failing 8 attempts of episodes so far; the next in 8 s, the last:" in progress.line()
 
 
 def test_a_partial_eval_is_shown_next_to_the_complete_one() -> None:
