@@ -42,6 +42,7 @@ from paceline.errors import (
 from paceline.telemetry.logs import Log
 from paceline.telemetry.usage import Usage
 from paceline.transport.rpc import backoff_s
+from paceline_experience.store.connections import Connections
 
 PING_TIMEOUT_S = 5.0
 log = Log("store")
@@ -89,6 +90,8 @@ class Store:
         # The client must not retry a script whose answer was lost: it may have run.
         redis.set_retry(Retry(NoBackoff(), 0))
         self.redis = redis
+        whole = redis.execute_command  # of a cluster it finds the node
+        self._send = whole if isinstance(redis, RedisCluster) else Connections(redis).command
         self.usage: Usage | None = None  # accounts for waits, if set
         self.unreachable = False  # the last command got no answer
         self._digests: dict[str, str] = {}
@@ -129,7 +132,7 @@ class Store:
     async def command(self, *args: str | int | float | bytes) -> Any:
         """Run one plain command."""
         with self.waiting():
-            return await self.redis.execute_command(*args)
+            return await self._send(*args)
 
     async def scored(self, *args: str | int | float | bytes) -> list[tuple[str, float]]:
         """Members of a sorted set and their scores, from a command that is given WITHSCORES."""
@@ -175,7 +178,7 @@ class Store:
             self._digests[script] = str(await self.redis.script_load("\n".join(parts)))
 
     async def _evalsha(self, script: str, keys: list[str], args: tuple[Any, ...]) -> Any:
-        return await self.redis.evalsha(self._digests[script], len(keys), *keys, *args)
+        return await self._send("EVALSHA", self._digests[script], len(keys), *keys, *args)
 
 
 @dataclass(frozen=True, slots=True)
