@@ -133,7 +133,8 @@ class JobLedger:
 
     async def _recover_from_rollback(self) -> None:
         """The store was rolled back: what is cached outside the state goes back with it."""
-        self._batches.forget()
+        for each in (self._batches, self._groups.aborts, self._leases.mode):
+            each.forget()
         await self._recover()
         await self._hooks.store_rolled_back()
 

@@ -26,6 +26,10 @@ class Aborts:
             found = True
         return found
 
+    def forget(self) -> None:
+        """The store was rolled back: what has ended may go on in it. Renewals tell of the rest."""
+        self._ended.clear()
+
     def pop(self, worker_id: str) -> list[EpisodeKey]:
         """What a worker has not been told yet."""
         return self._ended.pop(worker_id, []) if self._ended else []

@@ -86,6 +86,10 @@ class Mode:
         if self._recalled:
             self._core.work.fire()
 
+    def forget(self) -> None:
+        """The store was rolled back: what follows from the state is recalled anew."""
+        self._recalled.clear()
+
     def recalled(self, worker_id: str) -> list[EpisodeKey]:
         """What a worker is to give back with its progress; each is told once per `recall`."""
         return self._recalled.pop(worker_id, []) if self._recalled else []

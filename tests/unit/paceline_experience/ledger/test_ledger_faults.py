@@ -80,6 +80,27 @@ async def test_a_replica_that_lost_the_job_writes_nothing(store: Store, worlds: 
     await world.clean(new)
 
 
+async def test_leases_that_had_ended_when_the_store_was_rolled_back_go_on(
+    store: Store, worlds: Worlds
+) -> None:
+    """Their worker was to be told to abort them."""
+    world = worlds(store, experience={"max_attempts": 1})
+    ledger = await world.started()
+    leased = await ledger.lease(worker_id="w", train=2, evals=0)
+    names: list[bytes] = await store.command("KEYS", "*")
+    content = [(name, await store.command("DUMP", name)) for name in names]
+    world.clock.advance(11)
+    await ledger.sweep()
+    assert (await world.clean(ledger))["group_failed"] == 1
+    await store.command("FLUSHALL")
+    for name, data in content:
+        await store.command("RESTORE", name, 0, data)
+    await ledger.sweep()
+    assert ledger.recalled("w") == []
+    assert await ledger.submit(world.whole(leased)) == ["accepted"] * 2
+    await world.clean(ledger)
+
+
 async def test_what_follows_a_loss_is_done_until_it_succeeds(
     store: Store, worlds: Worlds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
