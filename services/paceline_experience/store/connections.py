@@ -6,7 +6,7 @@ retries and its telemetry, none of which a command on a connection that has just
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
@@ -39,7 +39,7 @@ class Connections:
             await self._forget(connection)
             raise
         self._idle.append(connection)
-        parse = self._parsers.get(args[0])
+        parse = self._parsers.get(cast("str", args[0]))
         return answer if parse is None else parse(answer)
 
     async def _ready(self) -> AbstractConnection:
