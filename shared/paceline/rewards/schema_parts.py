@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 _REFERENCES = ("$ref", "$dynamicRef")
+# Keywords whose schemas are applied to the same value, not to a part of it.
+_SAME_VALUE = ("not", "if", "then", "else")
+_SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
+_SAME_VALUE_MAPS = ("dependentSchemas", "dependencies")
 
 
 def check_parts(schema: dict[str, Any], kind: Any) -> None:
@@ -17,7 +22,8 @@ def check_parts(schema: dict[str, Any], kind: Any) -> None:
         kind: its validator class.
 
     Raises:
-        ValueError: a reference leads nowhere, or a pattern does not compile.
+        ValueError: a reference leads nowhere or, for one value, back to itself; or a pattern does
+            not compile.
         jsonschema.exceptions.SchemaError: what a reference leads to is no schema.
     """
     from referencing import Registry
@@ -30,6 +36,7 @@ def check_parts(schema: dict[str, Any], kind: Any) -> None:
     # Otherwise each reference to an anchor would search the whole schema for it.
     registry = Registry[Any]().with_resource(uri, root).crawl()
     seen, targets = set[int](), [(root, registry.resolver(uri))]
+    applied = dict[int, set[int]]()  # to the same value, by schema
     while targets:
         resource, resolver = targets.pop()
         if id(resource.contents) in seen:
@@ -38,9 +45,15 @@ def check_parts(schema: dict[str, Any], kind: Any) -> None:
             kind.check_schema(resource.contents)
         for part, at in _parts(resource, resolver, seen):
             _check_patterns(part)
+            also = applied.setdefault(id(part), {id(each) for each in _for_same_value(part)})
             for text in (part[each] for each in _REFERENCES if isinstance(part.get(each), str)):
                 found = _target(at, text)
                 targets.append((dialect.create_resource(found.contents), found.resolver))
+                also.add(id(found.contents))
+    try:
+        TopologicalSorter(applied).prepare()
+    except CycleError:
+        raise ValueError("a $ref leads back to itself without an end, for any value") from None
 
 
 def _parts(resource: Any, resolver: Any, seen: set[int]) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -52,6 +65,14 @@ def _parts(resource: Any, resolver: Any, seen: set[int]) -> Iterator[tuple[dict[
         if isinstance(each.contents, dict):
             yield each.contents, at
             pending += [(inner, at.in_subresource(inner)) for inner in each.subresources()]
+
+
+def _for_same_value(part: dict[str, Any]) -> Iterator[Any]:
+    yield from (part[each] for each in _SAME_VALUE if each in part)
+    found = [part.get(each) for each in (*_SAME_VALUE_LISTS, *_SAME_VALUE_MAPS)]
+    for each in found:  # some drafts do not know all of these keywords, and check nothing
+        if isinstance(each, list | dict):
+            yield from each.values() if isinstance(each, dict) else each
 
 
 def _target(resolver: Any, text: str) -> Any:

@@ -259,6 +259,16 @@ def test_json_schema_says_what_does_not_fit_and_bounds_patterns() -> None:
     assert (late.reward, late.status) == (0.0, LATE)
 
 
+def test_json_schema_of_values_that_contain_themselves() -> None:
+    children = {"type": "array", "items": {"$dynamicRef": "#node"}}
+    tree = {"$dynamicAnchor": "node", "type": "object", "properties": {"children": children}}
+    chain = {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#"}}}]}
+    for schema, text in ((tree, '{"children": [{"children": []}]}'), (chain, '{"next": null}')):
+        assert json_schema(item(text), schema=schema).reward == 1
+    assert json_schema(item('{"children": [1]}'), schema=tree).reward == 0
+    assert json_schema(item('{"next": {"next": 1}}'), schema=chain).reward == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "problem"),
     [
@@ -280,6 +290,8 @@ def test_json_schema_says_what_does_not_fit_and_bounds_patterns() -> None:
         ("json_schema", schema_with({"$ref": "#/allOf/b"}), "reward.0.schema: $ref '#/allOf/b' l"),
         ("json_schema", schema_with({"$ref": "#/odd"}), "reward.0.schema: not a JSON schema: type"),
         ("json_schema", schema_with({"$ref": "#/list"}), "reward.0.schema: not a JSON schema: "),
+        ("json_schema", {"schema": {"$ref": "#"}}, "reward.0.schema: a $ref leads back to itself"),
+        ("json_schema", schema_with({"$ref": "#"}), "reward.0.schema: a $ref leads back to itself"),
         ("json_schema", schema_with({"pattern": "("}), "reward.0.schema: not a JSON schema: "),
         (
             "json_schema",
