@@ -73,8 +73,7 @@ class Groups:
         """
         self.allocation, self._replay = allocation, replay
         self.sizes = GroupSizes(core.spec.experience.group_size)
-        self.losses = Losses()
-        self.back_off = BackOff(core.job_id, core.clock.now)
+        self.losses, self.back_off = Losses(), BackOff(core.job_id, core.clock.now)
         self.aborts = Aborts()
         self._core = core
         self._payloads = payloads
