@@ -39,6 +39,10 @@ NEEDED = (
     "a valid API token is needed: Authorization: Bearer TOKEN; "
     "it may be mistyped, revoked or expired"
 )
+NONE_SENT = (
+    "an API token is needed, and none was sent: Authorization: Bearer TOKEN "
+    "(paceline commands: PACELINE_TOKEN, --token-file or the installation's --run-dir)"
+)
 
 
 @dataclass(slots=True)
@@ -123,7 +127,7 @@ class Authenticator:
 
     async def _authenticate(self, token: str) -> Principal:
         if not token:
-            raise AuthenticationError(NEEDED)
+            raise AuthenticationError(NONE_SENT)
         digest = token_digest(token)
         # Compares all of them, in constant time.
         matches = [who for own, who in self._own.items() if hmac.compare_digest(own, digest)]

@@ -103,6 +103,8 @@ async def test_a_token_is_verified_again_after_some_seconds(world: World) -> Non
         with pytest.raises(AuthenticationError, match="a valid API token is needed"):
             await world.enter(token)
     assert world.keeper.asked == 4
+    with pytest.raises(AuthenticationError, match="none was sent"):
+        await world.enter("")
 
 
 async def entered(world: World, token: str) -> bool:
