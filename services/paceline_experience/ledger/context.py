@@ -147,6 +147,10 @@ class LedgerContext:
         )
         return head["answer"]
 
+    def num_leased(self) -> int:
+        """Training episodes that workers have, as of the last change."""
+        return self.state.counts["leased"]
+
     async def listed_payloads(self) -> set[str]:
         """Payloads of trained or measured trajectories that can still be listed."""
         names = set[str]()

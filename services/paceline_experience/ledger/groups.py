@@ -23,7 +23,7 @@ from paceline_experience.ledger.generation.allocation import (
     GroupSizes,
     repeated,
 )
-from paceline_experience.ledger.generation.back_off import BackOff
+from paceline_experience.ledger.generation.back_off import BackOff, of_training
 from paceline_experience.ledger.generation.losses import Losses
 from paceline_experience.ledger.generation.prefix import prefixes
 from paceline_experience.ledger.generation.submission import Report, Submission, submission
@@ -73,7 +73,7 @@ class Groups:
         """
         self.allocation, self._replay = allocation, replay
         self.sizes = GroupSizes(core.spec.experience.group_size)
-        self.losses, self.back_off = Losses(), BackOff(core.job_id, core.clock.now)
+        self.losses, self.back_off = Losses(), BackOff(core.job_id, core.clock.now, core.num_leased)
         self.aborts = Aborts()
         self._core = core
         self._payloads = payloads
@@ -164,8 +164,6 @@ class Groups:
         """Inside a transaction: record outcomes of attempts and settle their groups."""
         state = self._core.state
         self.losses.note_failures(reports)
-        if self.back_off.note(reports):
-            self._core.work.fire()
         before = {r.group_id: state.groups.get(r.group_id) for r in reports}
         max_bytes = self._core.limits.settings.reason_bytes
         argument = {
@@ -175,6 +173,8 @@ class Groups:
         }
         answer: list[str] = await self._core.change("report", json.dumps(argument))
         outcomes = [EpisodeOutcome(each) for each in answer]
+        if self.back_off.note(of_training(before, reports, outcomes)):
+            self._core.work.fire()
         gone = {name: g for name, g in before.items() if g and name not in state.groups}
         for group in gone.values():
             self.losses.note(group, None)

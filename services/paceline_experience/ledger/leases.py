@@ -39,6 +39,11 @@ _VERDICTS = {
 log = Log("leases")
 
 
+def _lost(group: GroupRecord, index: int, detail: str) -> Report:
+    key = (group.group_id, index, group.attempts[index])
+    return Report(*key, Verdict.REQUEUE, detail, is_lost=True)
+
+
 def _verdict(reason: GiveBackReason | None) -> Verdict:
     return Verdict.REQUEUE if reason is None else _VERDICTS.get(reason, Verdict.REQUEUE)
 
@@ -144,7 +149,7 @@ class Leases:
             queued=0 if state.stop or held else counts["queued"],
             new=new,
             eval_leased=counts["eval:leased"],
-            eval_queued=0 if self.mode.stopped else counts["eval:queued"],
+            eval_queued=0 if state.meta.paused else counts["eval:queued"],
             group=1 if self.mode.by_episode else size,
         )
 
@@ -157,7 +162,7 @@ class Leases:
         """
         async with self._core.transaction() as state:
             plan = _Plan()
-            if evals > 0 and not self.mode.stopped:
+            if evals > 0 and not state.meta.paused:
                 self._plan_queued(plan, state, state.queued_evals, evals)
             if train > 0 and not state.stop and not self.mode.holds:
                 await self._groups.drop(self.mode.outdated(), DropReason.STALE)
@@ -234,6 +239,8 @@ class Leases:
                 unusable.append(Report(*key, verdict, error.message))
                 continue
             made = self._assignment(group, task, indices, progress.get(name, ()), floor)
+            attempts = zip(made.indices, made.attempts, strict=True)
+            self._groups.back_off.begun((name, index, attempt) for index, attempt in attempts)
             assignments.append(replace(made, tasks=tuple(others)) if others else made)
         if unusable:
             await self._groups.report(unusable)
@@ -387,7 +394,7 @@ class Leases:
                 return 0
             self._groups.aborts.pop(worker_id)  # it has begun anew, or is gone
             lost = [
-                Report(g.group_id, i, g.attempts[i], Verdict.REQUEUE, "its worker is gone")
+                _lost(g, i, "its worker is gone")
                 for g, i in state.leased()
                 if g.workers[i] == worker_id and (g.group_id, i, g.attempts[i]) not in kept
             ]
@@ -410,9 +417,7 @@ class Leases:
         now = self._core.clock.now()
         async with self._core.transaction() as state:
             expired = [
-                Report(g.group_id, i, g.attempts[i], Verdict.REQUEUE, "lease expired")
-                for g, i in state.leased()
-                if g.deadlines[i] < now
+                _lost(g, i, "lease expired") for g, i in state.leased() if g.deadlines[i] < now
             ]
             if expired:
                 await self._groups.report(expired)

@@ -1,4 +1,4 @@
-"""Connections on which single commands are sent, kept out of the pool of their client.
+"""Connections on which single commands are sent, a few of which are not given back to the pool.
 
 Half of the processor time of a command through `Redis.execute_command` is spent in its pool, its
 retries and its telemetry, none of which a command on a connection that has just been used needs.
@@ -12,6 +12,8 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
+
+MOST_IDLE = 8  # they count as used in the pool, whose other users need some too
 
 
 class Connections:
@@ -33,12 +35,12 @@ class Connections:
             await connection.send_packed_command(connection.pack_command(*args))
             answer = await connection.read_response()
         except ResponseError:  # an answer too
-            self._idle.append(connection)
+            await self._keep(connection)
             raise
         except BaseException:  # an answer may still come, which nobody else may read
             await self._forget(connection)
             raise
-        self._idle.append(connection)
+        await self._keep(connection)
         parse = self._parsers.get(cast("str", args[0]))
         return answer if parse is None else parse(answer)
 
@@ -50,6 +52,12 @@ class Connections:
                 return connection
             await self._forget(connection)
         return await self._pool.get_connection()  # which connects if it must
+
+    async def _keep(self, connection: AbstractConnection) -> None:
+        if len(self._idle) < MOST_IDLE and not connection.should_reconnect():
+            self._idle.append(connection)
+        else:
+            await self._pool.release(connection)
 
     async def _forget(self, connection: AbstractConnection) -> None:
         await connection.disconnect(nowait=True)

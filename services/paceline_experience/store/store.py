@@ -197,6 +197,7 @@ def _client(url: str) -> Redis | RedisCluster:
         "socket_timeout": None,
         "socket_connect_timeout": 5.0,
         "health_check_interval": 15,
+        "max_connections": 1000,  # without a number it is 100, and more at once are an error
         "retry": Retry(NoBackoff(), 0),
     }
     try:

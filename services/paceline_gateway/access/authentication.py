@@ -95,6 +95,8 @@ class Authenticator:
         except AuthenticationError:
             reason = "invalid" if authorization else "missing"
             self._refusals.note(Refusal(None, source, action, reason))
+            if not authorization:
+                raise AuthenticationError(NONE_SENT) from None
             raise
         try:
             who.check_role(role)
@@ -127,7 +129,7 @@ class Authenticator:
 
     async def _authenticate(self, token: str) -> Principal:
         if not token:
-            raise AuthenticationError(NONE_SENT)
+            raise AuthenticationError(NEEDED)
         digest = token_digest(token)
         # Compares all of them, in constant time.
         matches = [who for own, who in self._own.items() if hmac.compare_digest(own, digest)]

@@ -47,6 +47,8 @@ def checked(schema: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"not a JSON schema: {where}: {error.message[:200]}") from None
     except RecursionError:
         raise ValueError("not a JSON schema: nested too deeply") from None
+    except (AttributeError, TypeError):  # of keywords that only old drafts have
+        raise ValueError("not a JSON schema of a draft that is supported; use 2020-12") from None
     except OverflowError as error:  # of a pattern
         raise ValueError(f"not a JSON schema: {error}") from None
     return schema

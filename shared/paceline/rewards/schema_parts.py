@@ -9,7 +9,8 @@ from typing import Any
 
 _REFERENCES = ("$ref", "$dynamicRef")
 # Keywords whose schemas are applied to the same value, not to a part of it.
-_SAME_VALUE = ("not", "if", "then", "else")
+_SAME_VALUE = ("not", "if")
+_SAME_VALUE_AFTER_IF = ("then", "else")
 _SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
 _SAME_VALUE_MAPS = ("dependentSchemas", "dependencies")
 
@@ -22,14 +23,15 @@ def check_parts(schema: dict[str, Any], kind: Any) -> None:
         kind: its validator class.
 
     Raises:
-        ValueError: a reference leads nowhere or, for one value, back to itself; or a pattern does
-            not compile.
+        ValueError: a reference leads nowhere or, for the same value, back to itself; or a pattern
+            does not compile.
         jsonschema.exceptions.SchemaError: what a reference leads to is no schema.
     """
     from referencing import Registry
     from referencing.jsonschema import DRAFT202012, specification_with
 
     meta = kind.META_SCHEMA
+    alone = "draft-0" in str(meta.get("$schema"))  # in these nothing beside a $ref counts
     dialect = specification_with(str(meta.get("$id", meta.get("id"))), default=DRAFT202012)
     root = dialect.create_resource(schema)
     uri = root.id() or ""
@@ -45,15 +47,20 @@ def check_parts(schema: dict[str, Any], kind: Any) -> None:
             kind.check_schema(resource.contents)
         for part, at in _parts(resource, resolver, seen):
             _check_patterns(part)
-            also = applied.setdefault(id(part), {id(each) for each in _for_same_value(part)})
-            for text in (part[each] for each in _REFERENCES if isinstance(part.get(each), str)):
+            also = applied.setdefault(id(part), set())
+            if not (alone and "$ref" in part):
+                also.update(map(id, _for_same_value(part)))
+            for each in _REFERENCES:
+                if not isinstance(text := part.get(each), str):
+                    continue
                 found = _target(at, text)
                 targets.append((dialect.create_resource(found.contents), found.resolver))
-                also.add(id(found.contents))
+                if each == "$ref":  # where others lead depends on what has led to them
+                    also.add(id(found.contents))
     try:
         TopologicalSorter(applied).prepare()
     except CycleError:
-        raise ValueError("a $ref leads back to itself without an end, for any value") from None
+        raise ValueError("a $ref leads back to itself for the same value") from None
 
 
 def _parts(resource: Any, resolver: Any, seen: set[int]) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -68,7 +75,8 @@ def _parts(resource: Any, resolver: Any, seen: set[int]) -> Iterator[tuple[dict[
 
 
 def _for_same_value(part: dict[str, Any]) -> Iterator[Any]:
-    yield from (part[each] for each in _SAME_VALUE if each in part)
+    names = (*_SAME_VALUE, *(_SAME_VALUE_AFTER_IF if "if" in part else ()))
+    yield from (part[each] for each in names if each in part)
     found = [part.get(each) for each in (*_SAME_VALUE_LISTS, *_SAME_VALUE_MAPS)]
     for each in found:  # some drafts do not know all of these keywords, and check nothing
         if isinstance(each, list | dict):

@@ -25,6 +25,7 @@ from paceline.testing.rewards import item
 from paceline.types import Score
 
 OK, NONE, LATE = ScoreStatus.OK, ScoreStatus.PARSE_ERROR, ScoreStatus.TIMEOUT
+DRAFT_3 = {"$schema": "http://json-schema.org/draft-03/schema#"}
 DRAFT_4 = {"$schema": "http://json-schema.org/draft-04/schema#"}
 PERSON = {
     "type": "object",
@@ -263,6 +264,10 @@ def test_json_schema_of_values_that_contain_themselves() -> None:
     children = {"type": "array", "items": {"$dynamicRef": "#node"}}
     tree = {"$dynamicAnchor": "node", "type": "object", "properties": {"children": children}}
     chain = {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#"}}}]}
+    beside = {"$ref": "#/definitions/a", "allOf": [{"$ref": "#/definitions/b"}]}
+    ignored = DRAFT_4 | {"definitions": {"a": {}, "b": beside}, "$ref": "#/definitions/b"}
+    assert json_schema(item("1"), schema=ignored).reward == 1
+    assert json_schema(item("1"), schema={"then": {"$ref": "#"}}).reward == 1
     for schema, text in ((tree, '{"children": [{"children": []}]}'), (chain, '{"next": null}')):
         assert json_schema(item(text), schema=schema).reward == 1
     assert json_schema(item('{"children": [1]}'), schema=tree).reward == 0
@@ -292,6 +297,11 @@ def test_json_schema_of_values_that_contain_themselves() -> None:
         ("json_schema", schema_with({"$ref": "#/list"}), "reward.0.schema: not a JSON schema: "),
         ("json_schema", {"schema": {"$ref": "#"}}, "reward.0.schema: a $ref leads back to itself"),
         ("json_schema", schema_with({"$ref": "#"}), "reward.0.schema: a $ref leads back to itself"),
+        (
+            "json_schema",
+            {"schema": DRAFT_3 | {"extends": {"type": "object"}}},
+            "reward.0.schema: not a JSON schema",
+        ),
         ("json_schema", schema_with({"pattern": "("}), "reward.0.schema: not a JSON schema: "),
         (
             "json_schema",

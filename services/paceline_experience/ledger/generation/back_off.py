@@ -2,48 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from paceline.enums import EpisodeOutcome
 from paceline.telemetry.logs import Log
-from paceline_experience.ledger.generation.submission import FAILURES, Report, Verdict
+from paceline_experience.ledger.generation.submission import Report, Verdict
+from paceline_experience.ledger.state import GroupRecord
 
-FREE_FAILURES = 32  # one after another, before the first pause
+FREE_FAILURES = 32  # one after another, before the first pause; more if more are under way
 FIRST_S, LONGEST_S = 1.0, 30.0
+Attempt = tuple[str, int, int]  # group, index, number
 log = Log("back_off")
 
 
-class BackOff:
-    """When attempts may begin: after failures only, the pauses double until one succeeds.
+def of_training(
+    before: Mapping[str, GroupRecord | None],
+    reports: Sequence[Report],
+    outcomes: Sequence[EpisodeOutcome],
+) -> list[Report]:
+    """Reports on attempts at training episodes that were under way.
 
-    A restart of the service forgets it.
+    Evaluations do not wait: their episodes are few, and are not tried for ever.
+
+    Args:
+        before: groups as they were, by id.
+        reports: in any order.
+        outcomes: of each.
+    """
+    late = (EpisodeOutcome.SUPERSEDED, EpisodeOutcome.DUPLICATE)
+    return [
+        report
+        for report, outcome in zip(reports, outcomes, strict=True)
+        if outcome not in late and (group := before[report.group_id]) and not group.is_eval
+    ]
+
+
+class BackOff:
+    """When training episodes may begin: after failures only, pauses double until one succeeds.
+
+    Episodes that are lost with their worker say nothing about the job, and those that cannot be
+    repeated are dropped anyway: neither counts. A restart of the service forgets all.
     """
 
-    def __init__(self, job_id: str, now: Callable[[], float]) -> None:
-        self._job_id, self._now = job_id, now
+    def __init__(
+        self, job_id: str, now: Callable[[], float], num_leased: Callable[[], int]
+    ) -> None:
+        self._job_id, self._now, self._num_leased = job_id, now, num_leased
         self._failures, self._next_s, self._until = 0, FIRST_S, 0.0
+        self._newest: set[Attempt] | None = None  # begun since the last pause; None: there was none
 
     @property
     def left_s(self) -> float:
         """Seconds until the next attempts may begin; 0: they may."""
         return max(0.0, self._until - self._now()) if self._until else 0.0
 
-    def note(self, reports: Sequence[Report]) -> bool:
-        """Attempts have ended; returns whether that has ended a pause.
+    def begun(self, attempts: Iterable[Attempt]) -> None:
+        """These were leased."""
+        if self._newest is not None:
+            self._newest.update(attempts)
 
-        Those that had begun before a pause do not make it longer.
+    def note(self, reports: Sequence[Report]) -> bool:
+        """Training attempts have ended; returns whether that has ended a pause.
+
+        Those that had begun before a pause do not lead to the next one.
         """
         if any(each.verdict is Verdict.OK for each in reports):
-            was_left, self._until = self.left_s > 0, 0.0
-            self._failures, self._next_s = 0, FIRST_S
+            was_left = self.left_s > 0
+            self._failures, self._next_s, self._until, self._newest = 0, FIRST_S, 0.0, None
             return was_left
-        failed = [each for each in reports if each.verdict in FAILURES]
+        failed = [each for each in reports if self._counts(each)]
         self._failures += len(failed)
-        if failed and self._failures >= FREE_FAILURES and not self.left_s:
+        limit = max(FREE_FAILURES, self._num_leased())
+        enough = self._newest is not None or self._failures >= limit
+        if failed and enough and not self.left_s:
             self._begin(failed[-1].detail)
         return False
 
+    def _counts(self, report: Report) -> bool:
+        if report.verdict is not Verdict.REQUEUE or report.is_lost:
+            return False
+        return self._newest is None or report.attempt_key in self._newest
+
     def _begin(self, reason: str) -> None:
-        self._until = self._now() + self._next_s
+        self._until, self._newest = self._now() + self._next_s, set()
         log.warning(
             "every attempt fails: the next ones wait",
             job=self._job_id,

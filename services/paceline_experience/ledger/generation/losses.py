@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline_experience.ledger.generation.submission import FAILURES, Report
+from paceline_experience.ledger.generation.submission import Report, Verdict
 from paceline_experience.ledger.state import DROPPED, GroupRecord
 
 _OPEN = "ql"
+_FAILURES = frozenset({Verdict.REQUEUE, Verdict.INVALID, Verdict.OVERSIZED})
 _MOST_DETAIL = 500
 
 
@@ -49,7 +50,7 @@ class Losses:
     def note_failures(self, reports: Sequence[Report]) -> None:
         """Attempts have ended; those that failed are counted, also in evaluations."""
         for each in reports:
-            if each.verdict in FAILURES:
+            if each.verdict in _FAILURES:
                 self._failed += 1
                 self._last = each.detail[:_MOST_DETAIL] or self._last
 

@@ -36,14 +36,10 @@ class Mode:
         return self._name == "rollout_wise"
 
     @property
-    def stopped(self) -> bool:
-        """Whether no episode may begin, not even of an evaluation."""
-        return bool(self._core.state.meta.paused) or self._back_off.left_s > 0
-
-    @property
     def holds(self) -> bool:
         """Whether training episodes wait, queued ones too."""
-        return self.stopped or self._mode_holds()
+        paused = bool(self._core.state.meta.paused)
+        return paused or self._back_off.left_s > 0 or self._mode_holds()
 
     def _mode_holds(self) -> bool:
         state = self._core.state

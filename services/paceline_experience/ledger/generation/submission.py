@@ -34,10 +34,6 @@ class Verdict(StrEnum):
     GONE = "gone"  # its pinned version is gone
 
 
-FAILURES = frozenset({Verdict.REQUEUE, Verdict.INVALID, Verdict.OVERSIZED})
-"""Verdicts of attempts that say something is wrong with the job or its services."""
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
     """The outcome of one attempt."""
@@ -48,6 +44,12 @@ class Report:
     verdict: Verdict
     detail: str = ""  # human-readable
     result: EpisodeSummary | None = None  # None: not finished
+    is_lost: bool = False  # its worker has not said how it ended
+
+    @property
+    def attempt_key(self) -> tuple[str, int, int]:
+        """Group, index and number of the attempt."""
+        return self.group_id, self.index, self.attempt
 
     @property
     def unusable(self) -> bool:

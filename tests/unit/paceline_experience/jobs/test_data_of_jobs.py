@@ -130,7 +130,7 @@ async def test_closing_gives_up_what_is_being_read(
     path.write_text(GOOD * 2000)
     with pytest.raises(UnavailableError, match="still being read"):
         await data.of(spec, wait_s=0.05)
-    await asyncio.wait_for(data.close(), 30.0)
+    await data.close()
     children = subprocess.run(["ps", "-o", "args", "--ppid", str(os.getpid())], capture_output=True)
     assert b"index_child" not in children.stdout
 

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from paceline_experience.store.connections import Connections
+from paceline_experience.store.connections import MOST_IDLE, Connections
 
 
 @pytest.fixture
@@ -25,12 +25,28 @@ async def echoed(connections: Connections, count: int) -> None:
     assert await asyncio.gather(*(connections.command("ECHO", each) for each in texts)) == texts
 
 
+async def clients(redis: Redis) -> set[str]:
+    """Numbers of all connections that the server has."""
+    return {each["id"] for each in await redis.client_list()}
+
+
 async def test_commands_at_once_have_connections_of_their_own_which_stay(redis: Redis) -> None:
     connections = Connections(redis)
     await echoed(connections, 20)
-    known = await connections.command("CLIENT ID")
+    known = await clients(redis)
+    assert len(known) >= 20
     await echoed(connections, 20)
-    assert await connections.command("CLIENT ID") <= known
+    assert await clients(redis) == known
+
+
+async def test_after_many_at_once_the_pool_has_connections_for_others(redis_socket: str) -> None:
+    redis = Redis(unix_socket_path=redis_socket, max_connections=MOST_IDLE + 2)
+    connections = Connections(redis)
+    await echoed(connections, MOST_IDLE + 2)
+    assert await redis.ping()
+    async with redis.pipeline() as pipe:
+        assert await pipe.ping().execute() == [True]
+    await redis.aclose()
 
 
 async def test_the_answer_of_a_cancelled_command_reaches_nobody_else(redis: Redis) -> None:
