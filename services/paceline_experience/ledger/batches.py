@@ -295,14 +295,13 @@ class Batches:
         return stay
 
     async def release(self) -> bool:
-        """Keep nothing for any but the newest checkpoint; returns whether that freed anything."""
+        """Go back to none but the newest checkpoint; returns whether that freed anything."""
         async with self._core.transaction() as state:
             meta = state.meta
             if meta.checkpoint_step <= meta.durable:
                 return False
             step = meta.checkpoint_step
-            stay = {step, *retained(state, self._core.spec, step)}
-            known = {k: v for k, v in meta.checkpoints.items() if k in stay}
+            known = dict(meta.checkpoints)  # they are still there, to be exported or forked
             await self._make_durable(
                 meta.incarnation, step, meta.checkpoint, oldest=step, known=known
             )

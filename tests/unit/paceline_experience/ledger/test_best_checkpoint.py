@@ -61,6 +61,10 @@ async def test_the_best_one_stays_and_survives_a_restart(store: Store, worlds: W
     assert [each.digest for each in world.hooks.listed] == ["d2", "d4", "d5"]
     # The ledger has no batches of steps before the oldest of the newest ones.
     assert await ledger.checkpoints(incarnation=1) == {4: "d4", 5: "d5"}
+    await ledger.cancel()
+    await ledger.sweep()
+    assert [each.step for each in world.hooks.listed] == [2, 4, 5]  # to be exported or forked
+    assert list(await ledger.checkpoints(incarnation=1)) == [5]
 
 
 async def test_one_under_evaluation_stays_until_it_is_measured(
