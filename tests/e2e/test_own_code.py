@@ -177,6 +177,10 @@ def test_nothing_of_a_cancelled_job_goes_on(
         until(lambda: not sealed(), "sealed processes of a cancelled job live on", 5)
 
 
+def _has_descendants(process: psutil.Process, least: int) -> bool:
+    return len(process.children(recursive=True)) >= least
+
+
 def _are_gone(family: list[psutil.Process]) -> bool:
     return not any(map(goes_on, family))
 
@@ -190,8 +194,10 @@ def test_nothing_of_a_job_outlives_its_workers(
         for kind in ("environment", "reward"):
             (name,) = [each for each in platform.names() if each.startswith(kind)]
             worker = psutil.Process(platform.pid_of(name))
+            # One that was at work for a worker that was killed has ended with it.
+            has_sealed = partial(_has_descendants, worker, 2)
+            until(has_sealed, f"{kind} has no sealed process")
             family = worker.children(recursive=True)
-            assert len(family) >= 2, f"{kind} has no sealed process"
             os.kill(worker.pid, signal.SIGKILL)
             gone = partial(_are_gone, family)
             until(gone, f"children of {kind} live on")
