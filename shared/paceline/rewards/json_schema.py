@@ -38,8 +38,8 @@ def checked(schema: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("schemas of other documents are not fetched: use $defs")
     from jsonschema.exceptions import SchemaError
 
-    kind = _class_of(schema)
     try:
+        kind = _class_of(schema)
         kind.check_schema(schema)
         check_parts(schema, kind)
     except SchemaError as error:
@@ -47,7 +47,7 @@ def checked(schema: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"not a JSON schema: {where}: {error.message[:200]}") from None
     except RecursionError:
         raise ValueError("not a JSON schema: nested too deeply") from None
-    except (AttributeError, TypeError):  # of keywords that only old drafts have
+    except (AttributeError, TypeError):  # of a wrong $schema, or keywords of an old draft
         raise ValueError("not a JSON schema of a draft that is supported; use 2020-12") from None
     except OverflowError as error:  # of a pattern
         raise ValueError(f"not a JSON schema: {error}") from None
@@ -146,7 +146,7 @@ def _validator(text: str) -> Any:
 
     try:
         schema = checked(json.loads(text))
-    except (ValueError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise InvalidError(f"schema: {error}") from None
     return _class_of(schema)(schema, registry=Registry())  # which retrieves nothing
 

@@ -297,6 +297,7 @@ def test_json_schema_of_values_that_contain_themselves() -> None:
         ("json_schema", schema_with({"$ref": "#/list"}), "reward.0.schema: not a JSON schema: "),
         ("json_schema", {"schema": {"$ref": "#"}}, "reward.0.schema: a $ref leads back to itself"),
         ("json_schema", schema_with({"$ref": "#"}), "reward.0.schema: a $ref leads back to itself"),
+        ("json_schema", {"schema": {"$schema": []}}, "reward.0.schema: not a JSON schema"),
         (
             "json_schema",
             {"schema": DRAFT_3 | {"extends": {"type": "object"}}},

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from paceline.enums import EpisodeOutcome
+from paceline.server.restarts import RestartBackoff
 from paceline.telemetry.logs import Log
 from paceline_experience.ledger.generation.submission import Report, Verdict
 from paceline_experience.ledger.state import GroupRecord
 
 FREE_FAILURES = 32  # one after another, before the first pause; more if more are under way
-FIRST_S, LONGEST_S = 1.0, 30.0
+LONGEST_S = 30.0
 Attempt = tuple[str, int, int]  # group, index, number
 log = Log("back_off")
 
@@ -48,17 +49,21 @@ class BackOff:
         self, job_id: str, now: Callable[[], float], num_leased: Callable[[], int]
     ) -> None:
         self._job_id, self._now, self._num_leased = job_id, now, num_leased
-        self._failures, self._next_s, self._until = 0, FIRST_S, 0.0
-        self._newest: set[Attempt] | None = None  # begun since the last pause; None: there was none
+        self._reset()
+
+    def _reset(self) -> None:
+        self._failures = 0  # one after another
+        self._pauses = RestartBackoff(base_s=1.0, max_s=LONGEST_S)
+        self._newest = set[Attempt]()  # begun since the last pause, once there was one
 
     @property
     def left_s(self) -> float:
         """Seconds until the next attempts may begin; 0: they may."""
-        return max(0.0, self._until - self._now()) if self._until else 0.0
+        return max(0.0, self._pauses.due_s - self._now()) if self._pauses.failures else 0.0
 
     def begun(self, attempts: Iterable[Attempt]) -> None:
         """These were leased."""
-        if self._newest is not None:
+        if self._pauses.failures:
             self._newest.update(attempts)
 
     def note(self, reports: Sequence[Report]) -> bool:
@@ -68,12 +73,12 @@ class BackOff:
         """
         if any(each.verdict is Verdict.OK for each in reports):
             was_left = self.left_s > 0
-            self._failures, self._next_s, self._until, self._newest = 0, FIRST_S, 0.0, None
+            self._reset()
             return was_left
         failed = [each for each in reports if self._counts(each)]
         self._failures += len(failed)
         limit = max(FREE_FAILURES, self._num_leased())
-        enough = self._newest is not None or self._failures >= limit
+        enough = self._pauses.failures or self._failures >= limit
         if failed and enough and not self.left_s:
             self._begin(failed[-1].detail)
         return False
@@ -81,15 +86,15 @@ class BackOff:
     def _counts(self, report: Report) -> bool:
         if report.verdict is not Verdict.REQUEUE or report.is_lost:
             return False
-        return self._newest is None or report.attempt_key in self._newest
+        return not self._pauses.failures or report.attempt_key in self._newest
 
     def _begin(self, reason: str) -> None:
-        self._until, self._newest = self._now() + self._next_s, set()
+        self._pauses.failed(self._now(), lived_s=0.0)
+        self._newest.clear()
         log.warning(
             "every attempt fails: the next ones wait",
             job=self._job_id,
             failures=self._failures,
-            pause_s=self._next_s,
+            pause_s=round(self.left_s, 1),
             reason=reason,
         )
-        self._next_s = min(LONGEST_S, 2 * self._next_s)

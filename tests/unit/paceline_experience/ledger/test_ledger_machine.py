@@ -34,6 +34,7 @@ from paceline_experience.ledger.verification import VerificationReport
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
+from paceline_harness.servers.store_contents import put_back
 
 if TYPE_CHECKING:
     from conftest import Worlds
@@ -315,7 +316,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def store_goes_back(self, data: st.DataObject, ledger_too: bool) -> None:
         """It loses what was written last; the trainer starts again, and perhaps the ledger."""
         moment = data.draw(st.sampled_from(self.moments[:-1]))
-        self.run(self._put_back(moment.content))
+        self.run(put_back(self.store, moment.content))
         self.step, self.durable, self.taken = moment.step, moment.durable, None
         self.fixed, self.lineage = dict(moment.fixed), dict(moment.lineage)
         if ledger_too:
@@ -334,13 +335,6 @@ class LedgerMachine(RuleBasedStateMachine):
         assert made.version > max(self.published)
         self.version = made.version
         self.moments.clear()
-
-    async def _put_back(self, content: dict[bytes, bytes]) -> None:
-        async with self.store.redis.pipeline(transaction=False) as pipe:
-            pipe.execute_command("FLUSHALL")
-            for name, data in content.items():
-                pipe.execute_command("RESTORE", name, 0, data)
-            await pipe.execute()
 
     @rule()
     def crash_of_ledger(self) -> None:
