@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # If set, each of many processes would recompile its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install install-dev docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-systems test-parts test-extended sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults bench-ledger-histories clean
+.PHONY: help install install-dev locks docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-systems test-parts test-extended sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults bench-ledger-histories clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-17s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ install-dev: $(DEV) ## The same, with tools, trackers and test dependencies
 
 generate: $(DEV) ## Write all generated files: protos, CRD and schema of the chart, dashboards, tables
 	$(BIN)/python dev/generate.py
+
+locks: $(DEV) ## Resolve what images install, with hashes (docker/locks); UPGRADE=1: the newest versions
+	$(BIN)/python dev/locks.py $(if $(UPGRADE),--upgrade)
 
 # The theme announces its successor at every start.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs

@@ -48,10 +48,10 @@ def main(arguments: list[str]) -> int:
 
 def _with_uv(environment: Path, wanted: list[str], compiled: bool) -> bool:
     """Whether uv is available and has installed everything."""
-    tool = _uv(environment)
+    tool = uv(environment)
     if tool is None:
         return False
-    told = _pip_settings(environment)
+    told = pip_settings(environment)
     if "--index-url" in wanted:
         place = wanted.index("--index-url")
         told["index-url"] = wanted[place + 1]
@@ -71,7 +71,7 @@ def _with_pip(environment: Path, wanted: list[str], compiled: bool) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def _uv(environment: Path) -> str | None:
+def uv(environment: Path) -> str | None:
     """The uv of this machine, or one installed into the environment with pip."""
     own = environment / "bin" / "uv"
     if found := shutil.which("uv"):
@@ -82,7 +82,7 @@ def _uv(environment: Path) -> str | None:
     return str(own) if own.exists() else None
 
 
-def _pip_settings(environment: Path) -> dict[str, str]:
+def pip_settings(environment: Path) -> dict[str, str]:
     """Settings of pip from files and variables, by name; the more specific one wins."""
     command = [environment / "bin" / "python", "-m", "pip", "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -65,7 +65,7 @@ check() {
   [ "$megabytes" -lt "${MOST_MB[$service]}" ] || { echo "$image is too large"; return 1; }
   [ "$user" -ne 0 ] || { echo "$image runs as root"; return 1; }
   [ "$code" -eq 2 ] && [[ $usage == usage:* ]] || { echo "$image: expected usage and 2: $usage"; return 1; }
-  inside "$image" python -c "import json; assert json.load(open('/opt/paceline/packages.json'))"
+  inside "$image" python -c "import json; assert json.load(open('/opt/paceline/sbom.cdx.json'))['components']"
   inside "$image" paceline --version >/dev/null
   [ "$service" != tracking ] || inside "$image" python -c "import mlflow, tensorboardX, trackio, wandb" >/dev/null
 }

@@ -9,15 +9,20 @@ WORKDIR /source
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 # A virtual environment separate from the base's packages, so that it can be copied as a whole; pip is
-# in it only where it is a dependency of the service. The list of installed packages next to it is for tools that create bills of materials. The
-# Kubernetes client is half of the controller's image: its synchronous part is kept without byte
-# code, since only the certificate issuer uses it, once a day.
+# in it only where it is a dependency of the service. Everything but the plug-ins is as locked, and
+# listed in a bill of materials. The Kubernetes client is half of the controller's image: its
+# synchronous part is kept without byte code, since only the certificate issuer uses it, once a day.
 # hadolint ignore=DL3013,SC2086
 RUN python -m venv --without-pip /opt/paceline \
-    && pip --python /opt/paceline/bin/python install --no-cache-dir \
-        "$(echo /wheels/paceline-*.whl)[${SERVICE:?name one service}]" ${PLUGINS} \
-    && pip --python /opt/paceline/bin/python list --format=json > /opt/paceline/packages.json \
-    && find /opt/paceline -path '*/kubernetes/client/*' -name __pycache__ -prune -exec rm -r {} +
+    && pip --python /opt/paceline/bin/python install --no-cache-dir --no-deps --require-hashes \
+        -r "docker/locks/${SERVICE:?name one service}.txt" \
+    && pip --python /opt/paceline/bin/python install --no-cache-dir --no-deps /wheels/paceline-*.whl \
+    && pip --python /opt/paceline/bin/python install --no-cache-dir paceline ${PLUGINS} \
+    && find /opt/paceline -path '*/kubernetes/client/*' -name __pycache__ -prune -exec rm -r {} + \
+    && python -m venv /tmp/sbom \
+    && /tmp/sbom/bin/pip install --no-cache-dir --no-deps --require-hashes -r docker/locks/build.txt \
+    && /tmp/sbom/bin/cyclonedx-py environment --output-reproducible \
+        --output-file /opt/paceline/sbom.cdx.json /opt/paceline/bin/python
 
 FROM ${BASE}
 ARG SERVICE

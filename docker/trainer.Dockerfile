@@ -22,10 +22,17 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # An environment layered over the base's, whose torch it uses; a second torch fails the build.
 # hadolint ignore=DL3013,DL3042,SC2086
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
+    --mount=type=bind,source=docker/locks,target=/locks \
     python3 -m venv --without-pip --system-site-packages /opt/paceline \
-    && python3 -m pip --python /opt/paceline/bin/python install --no-cache-dir \
-        "$(echo /wheels/paceline-*.whl)[${SERVICE}]" ${PLUGINS} \
-    && python3 -m pip --python /opt/paceline/bin/python list --format=json > /opt/paceline/packages.json \
+    && python3 -m pip --python /opt/paceline/bin/python install --no-cache-dir --no-deps \
+        --require-hashes -r "/locks/${SERVICE}.txt" \
+    && python3 -m pip --python /opt/paceline/bin/python install --no-cache-dir --no-deps /wheels/paceline-*.whl \
+    && python3 -m pip --python /opt/paceline/bin/python install --no-cache-dir paceline ${PLUGINS} \
+    && python3 -m venv /tmp/sbom \
+    && /tmp/sbom/bin/pip install --no-cache-dir --no-deps --require-hashes -r /locks/build.txt \
+    && /tmp/sbom/bin/cyclonedx-py environment --output-reproducible \
+        --output-file /opt/paceline/sbom.cdx.json /opt/paceline/bin/python \
+    && rm -r /tmp/sbom \
     && test -z "$(find /opt/paceline -path '*-packages/torch')" \
     && install -d -o 10001 -g 10001 /var/lib/paceline
 ENV PATH=/opt/paceline/bin:${PATH} \
