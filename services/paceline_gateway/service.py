@@ -106,6 +106,7 @@ class GatewayService(Service):
             authentication=authentication,
             refusals=self._refusals,
             own=own_tokens(bootstrap_token(settings)),
+            limits=settings.limits.access,
         )
         upstream = Upstream(self._channel, usage=chassis.usage)
         self._sandbox = sandbox_for(TOKENIZER)

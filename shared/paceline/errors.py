@@ -13,6 +13,7 @@ PacelineError                INTERNAL             500
 │   ├── DeletedError         FAILED_PRECONDITION  409   what a repeated request has made is deleted
 │   └── VersionGoneError     FAILED_PRECONDITION  409   a pinned policy version is not served
 ├── BusyError                RESOURCE_EXHAUSTED   429   full: back off and retry
+│   ├── RateError            RESOURCE_EXHAUSTED   429   called too often: wait as long as it says
 │   └── QuotaError           RESOURCE_EXHAUSTED   429   a tenant has reached its quota
 ├── UnavailableError         UNAVAILABLE          503   a peer cannot be reached: retry
 │   ├── PendingError         UNAVAILABLE          503   goes on: repeat the same request later
@@ -113,6 +114,15 @@ class BusyError(PacelineError):
 
     grpc = grpc.StatusCode.RESOURCE_EXHAUSTED
     http = 429
+
+
+class RateError(BusyError):
+    """Called too often."""
+
+    def __init__(self, message: str = "", retry_after_s: float = 1.0) -> None:
+        """`retry_after_s`: when the next call is answered."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class QuotaError(BusyError):

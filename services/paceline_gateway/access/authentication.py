@@ -12,16 +12,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline import wire
+from paceline.config.limits import AccessLimits
 from paceline.errors import (
     AuthenticationError,
     BusyError,
     DeadlineError,
     PermissionDeniedError,
+    RateError,
     UnavailableError,
 )
 from paceline.transport.principal import Principal, Role, token_digest, token_id_of
 from paceline.transport.rpc import call
 from paceline.v1 import access_pb2 as pb
+from paceline_gateway.access.rates import AccessRates
 from paceline_gateway.access.refusals import Refusal, Refusals
 
 if TYPE_CHECKING:
@@ -67,6 +70,7 @@ class Authenticator:
         timeout_s: float = TIMEOUT_S,
         max_cached: int = MAX_CACHED,
         max_open: int = MAX_OPEN,
+        limits: AccessLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`own`: tokens of the installation itself, by digest."""
@@ -77,6 +81,7 @@ class Authenticator:
         self._max_cached = max_cached
         self._clock = clock
         self._max_open = max_open
+        self._rates = AccessRates(limits or AccessLimits(), clock=clock)
         self._num_open: Counter[str] = Counter()
         self._cache: OrderedDict[bytes, _CachedAnswer] = OrderedDict()
 
@@ -88,10 +93,15 @@ class Authenticator:
         Raises:
             AuthenticationError: there is no valid token.
             PermissionDeniedError: its role is too low.
+            RateError: there is none that is known to be valid, and too many have failed before.
             UnavailableError: the token cannot be checked at present.
         """
         try:
-            who = replace(await self._authenticate(bearer(authorization)), source=source)
+            known = await self._authenticate(bearer(authorization), source)
+            who = replace(known, source=source)
+        except RateError:
+            self._refusals.note(Refusal(None, source, action, "attempts"))
+            raise
         except AuthenticationError:
             reason = "invalid" if authorization else "missing"
             self._refusals.note(Refusal(None, source, action, reason))
@@ -101,20 +111,23 @@ class Authenticator:
         try:
             who.check_role(role)
         except PermissionDeniedError:
+            self._count(who, action)
             self._refusals.note(Refusal(who, source, action, "role"))
             raise
         return who
 
     @contextmanager
-    def track_call(self, who: Principal) -> Generator[None]:
-        """Count a call as open while inside.
+    def track_call(self, who: Principal, action: str) -> Generator[None]:
+        """Count a call, and count it as open while inside; own tokens are unlimited.
 
         Raises:
-            BusyError: the token has too many open calls; own tokens are unlimited.
+            RateError: the token makes too many calls.
+            BusyError: it has too many open.
         """
-        if replace(who, source="") in self._own.values():
+        if self._is_own(who):
             yield
             return
+        self._count(who, action)
         if self._num_open[who.token_id] >= self._max_open:
             raise BusyError(
                 f"this token has {self._max_open} calls open; wait for some of them to end"
@@ -127,24 +140,39 @@ class Authenticator:
             if not self._num_open[who.token_id]:
                 del self._num_open[who.token_id]
 
-    async def _authenticate(self, token: str) -> Principal:
-        if not token:
-            raise AuthenticationError(NEEDED)
+    def _is_own(self, who: Principal) -> bool:
+        return replace(who, source="") in self._own.values()
+
+    def _count(self, who: Principal, action: str) -> None:
+        if self._is_own(who):
+            return
+        try:
+            self._rates.call(who)
+        except RateError:
+            self._refusals.note(Refusal(who, who.source, action, "calls"))
+            raise
+
+    async def _authenticate(self, token: str, source: str) -> Principal:
         digest = token_digest(token)
         # Compares all of them, in constant time.
         matches = [who for own, who in self._own.items() if hmac.compare_digest(own, digest)]
-        if matches:
+        if token and matches:
             return matches[0]
-        token_id = token_id_of(token)
-        if not token_id:
-            raise AuthenticationError(NEEDED)
         cached, now = self._cache.get(digest), self._clock()
         if cached is not None and now < min(cached.fresh_until, cached.expires):
             self._cache.move_to_end(digest)
             return cached.who
-        return await self._ask(token_id, digest)
+        if cached is None:  # failures of others do not keep out one that was valid
+            self._rates.check(source)
+        try:
+            return await self._ask(token_id_of(token), digest)
+        except AuthenticationError:
+            self._rates.failed(source)
+            raise
 
     async def _ask(self, token_id: str, digest: bytes) -> Principal:
+        if not token_id:
+            raise AuthenticationError(NEEDED)
         request = pb.AuthenticateRequest(token_id=token_id, digest=digest)
         try:
             reply = await call(

@@ -74,7 +74,7 @@ class RestGuard:
             await response_of(error)(scope, receive, send)
             return
         try:
-            with self._authenticator.track_call(who):
+            with self._authenticator.track_call(who, action):
                 await self._app(scope, receive, self._rechecked(send, check))
         except BusyError as error:
             await response_of(error)(scope, receive, send)
@@ -175,7 +175,7 @@ def before_reading(authenticator: Authenticator) -> Admit:
             yield nullcontext()
             return
         who = await authorize(authenticator, context, action)
-        with authenticator.track_call(who):
+        with authenticator.track_call(who, action):
             large = is_large(method)
             limit = MAX_LARGE_CALLS if large else MAX_READS
             semaphore = semaphores.setdefault((who.tenant, large), asyncio.Semaphore(limit))

@@ -31,7 +31,7 @@ class Refusal:
     who: Principal | None  # None: without a valid token
     source: str
     action: str
-    reason: str  # missing | invalid | role | tenant
+    reason: str  # missing | invalid | attempts | calls | role | tenant
 
 
 class Refusals:

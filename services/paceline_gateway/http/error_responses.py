@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from starlette.responses import JSONResponse
 
-from paceline.errors import InvalidError, NotFoundError, PacelineError
+from paceline.errors import InvalidError, NotFoundError, PacelineError, RateError
 
 
 def error_response(kind: type[Exception], message: str, status: int) -> JSONResponse:
@@ -20,6 +21,8 @@ def response_of(error: PacelineError) -> JSONResponse:
     response = error_response(type(error), error.message, error.http)
     if error.http == 401:
         response.headers["www-authenticate"] = "Bearer"
+    if isinstance(error, RateError):
+        response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
     return response
 
 

@@ -8,6 +8,26 @@ from paceline.config.quota import KIB, MIB, Quota
 from paceline.plugins import StrictModel
 
 
+class AccessLimits(StrictModel):
+    """How often a gateway lets tokens be tried and used; each one counts for itself."""
+
+    failed_per_s: float = Field(default=10.0, gt=0, le=1e6)
+    """Calls without a valid token that an address may make in a second, in the long run. An IPv6
+    address counts with its /64 network."""
+    failed_burst: int = Field(default=100, ge=1, le=1_000_000)
+    """How many of these may come at once."""
+    all_failed_per_s: float = Field(default=200.0, gt=0, le=1e6)
+    """The same of all addresses together; beyond it, only addresses that have failed lately are
+    refused."""
+    all_failed_burst: int = Field(default=2000, ge=1, le=1_000_000)
+    """How many of these may come at once."""
+    calls_per_s: float = Field(default=10_000.0, gt=0, le=1e6)
+    """Calls of one token in a second, in the long run; the installation's own tokens have no
+    limit."""
+    calls_burst: int = Field(default=20_000, ge=1, le=1_000_000)
+    """How many of these may come at once."""
+
+
 class LimitSettings(StrictModel):
     """Must be the same in all processes of an installation. See docs/limits.md."""
 
@@ -24,3 +44,5 @@ class LimitSettings(StrictModel):
     """
     eval_window: int = Field(default=2048, ge=1, le=65536)
     """Episodes of an evaluation in the store at once."""
+    access: AccessLimits = AccessLimits()
+    """Of the gateway: how often tokens may be tried and used."""

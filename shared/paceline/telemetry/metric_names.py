@@ -137,7 +137,7 @@ NAMES: dict[str, Spec] = {
         "access_refusals",
         "reason",
         "gateway",
-        "User calls refused, by reason: missing, invalid, role, tenant.",
+        "User calls refused, by reason: missing, invalid, attempts, calls, role, tenant.",
     ),
     # tracking
     "tracking_rows": _counter(

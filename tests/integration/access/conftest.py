@@ -105,7 +105,13 @@ def settings(kind: WorkerKind, run_dir: Path, **changes: Any) -> ServiceSettings
 
 
 @pytest.fixture
-async def site(socket: str, tmp_path: Path) -> AsyncIterator[Site]:
+def limits() -> dict[str, Any]:
+    """The section `limits` of the gateway, overridden by tests."""
+    return {}
+
+
+@pytest.fixture
+async def site(socket: str, tmp_path: Path, limits: dict[str, Any]) -> AsyncIterator[Site]:
     with Redis(unix_socket_path=socket) as redis:
         redis.flushall()
     ledger = Running(
@@ -120,6 +126,7 @@ async def site(socket: str, tmp_path: Path) -> AsyncIterator[Site]:
             experience=chassis.address,
             options={"http_port": 0},
             tokenizers={"run_in": "in_process"},
+            limits=limits,
         ),
     )
     _, service = await gateway_process.up()
