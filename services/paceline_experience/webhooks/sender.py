@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from paceline.errors import InvalidError, PermissionDeniedError, UnavailableError
+from paceline_experience.webhooks.addresses import check_address
 
 _PORTS = {"http": 80, "https": 443}
 # Labels as DNS has them, with the underscores of internal hosts.
@@ -73,20 +74,6 @@ def _matches(origin: str, scheme: str, host: str, port: int) -> bool:
     name = (parts.hostname or "").lower()
     same_host = name == host or (name.startswith("*.") and host.endswith(name[1:]))
     return parts.scheme == scheme and same_host and (parts.port or _PORTS.get(scheme, 0)) == port
-
-
-def check_address(address: str, *, named: bool) -> None:
-    """Refuse what no webhook is meant to reach; `named`: the operator allows this host by name.
-
-    A wildcard covers hosts whose owners may point them anywhere, so there only global addresses
-    are allowed. Metadata services of clouds are link-local.
-    """
-    found = ipaddress.ip_address(address)
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    refused = found.is_link_local or found.is_multicast or found.is_unspecified
-    if refused or not (named or found.is_global):
-        raise PermissionDeniedError(f"notify.webhook: its host is at {address}, which is refused")
 
 
 def signature(secret: bytes, *, notice_id: str, timestamp: int, body: bytes) -> str:
