@@ -8,17 +8,19 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, aclosing
 
-from paceline.code.tokenizers.frames import Answer, Call, ShowCall, TextCall
+from paceline.code.tokenizers.frames import Call, ShowCall, Shown, TextCall
 from paceline.code.tokenizers.process import TokenProcess, TokenProcessError
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import BusyError, ConfigError, InvalidError
 from paceline.plugins import Message, Observation
 from paceline.sandbox.sandbox import Sandbox
+from paceline.tokens.chat import RejectedMessagesError
 from paceline.tokens.dialogue import DialogueState
 
 _QUEUE_TIMEOUT_S = 20.0
 _MAX_PROCESSES = 4
 _MAX_KNOWN = 1024  # models
+_WRONG = "model.path: tokenizer.json: its process gave a wrong answer"
 _GREETING = Observation(messages=(Message("user", "Hello"),), text="Hello")
 
 
@@ -69,18 +71,32 @@ class ModelTrial:
         except InvalidError as error:
             raise ConfigError(error.message) from None
         try:
-            shown = await _answer(process, ShowCall(DialogueState().observed(_GREETING)))
-            if isinstance(shown, tuple):  # a template may refuse this dialogue, and take others
-                await _answer(process, TextCall(shown[0].tokens, keep_special=False))
-        except TokenProcessError as error:
+            await _hold_dialogue(process)
+        except (InvalidError, TokenProcessError) as error:
             raise ConfigError(error.message) from None
         finally:
             await process.kill()
 
 
-async def _answer(process: TokenProcess, call: Call) -> Answer:
+async def _hold_dialogue(process: TokenProcess) -> None:
+    """Render a message and decode its tokens; raises what goes wrong."""
+    try:
+        shown = await _answer(process, ShowCall(DialogueState().observed(_GREETING)))
+    except RejectedMessagesError:
+        return  # this dialogue only; it is the one failure that counts as success
+    if isinstance(shown, str):
+        raise InvalidError(_WRONG)
+    text = await _answer(process, TextCall(shown[0].tokens, keep_special=False))
+    if not isinstance(text, str):
+        raise InvalidError(_WRONG)
+
+
+async def _answer(process: TokenProcess, call: Call) -> Shown | str:
     async with aclosing(process.ask([call], tell=True)) as answers:
-        return await anext(answers)
+        answer = await anext(answers)
+    if isinstance(answer, InvalidError):
+        raise answer
+    return answer
 
 
 def _digest(files: Mapping[str, bytes]) -> str:

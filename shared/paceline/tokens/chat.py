@@ -28,6 +28,10 @@ _RAISED = (
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
+class RejectedMessagesError(InvalidError):
+    """The chat template rejects the messages; it may accept others."""
+
+
 def nowhere(part: str) -> None:
     """For callers that need not know which part is at work."""
 
@@ -134,7 +138,8 @@ class Tokenizer:
         `now`: the time that the template sees.
 
         Raises:
-            InvalidError: the template rejects the messages.
+            RejectedMessagesError: the template rejects the messages.
+            InvalidError: there is no template, or it calls itself without end.
         """
         template = self._tool_template if tools else self._template
         if template is None:
@@ -150,8 +155,10 @@ class Tokenizer:
                 strftime_now=(now or datetime.now()).strftime,
                 **self._special,
             )
-        except _RAISED as error:
+        except RecursionError as error:
             raise InvalidError(f"model.path: chat template: {error}") from None
+        except _RAISED as error:
+            raise RejectedMessagesError(f"model.path: chat template: {error}") from None
 
     def rendered(self, text: str, messages: Sequence[Message]) -> Rendered:
         """Tokens of a text: of the environment or a tool in `messages`, else of the template."""

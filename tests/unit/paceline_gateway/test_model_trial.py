@@ -39,6 +39,22 @@ CASES = [
         "model.path: tokenizer.json: ",
     ),
     ({"model": {"type": "none"}}, "", "model.path: tokenizer.json cannot be read"),
+    (
+        {},
+        "{% set a = messages[0].content * (10 ** 9) %}{{ a }}",
+        "model.path: chat template: needs more than the 512 MiB of memory",
+    ),
+    (
+        {},
+        "{{ messages[0].content.rjust(10 ** 10) }}",
+        "model.path: chat template: needs more than the 512 MiB of memory",
+    ),
+    (
+        {},
+        "{% macro again(n) %}{{ again(n + 1) }}{% endmacro %}{{ again(messages | length) }}",
+        "model.path: chat template: maximum recursion depth",
+    ),
+    ({}, "{{ messages[0].content * (10 ** 7) }}", "model.path: "),
 ]
 
 
@@ -65,7 +81,10 @@ async def test_what_cannot_be_read_or_takes_too_much_is_refused_by_name(
         await call(gateway.stub.SubmitJob, request(job, changes, template), timeout_s=60.0)
 
 
-@pytest.mark.parametrize("template", ["", "{{ raise_exception('only with a system message') }}"])
+REFUSES = "{{ raise_exception('only with a system message') }}"
+
+
+@pytest.mark.parametrize("template", ["", REFUSES, "{{ messages[1].content.strip() }}"])
 async def test_others_are_accepted_and_tried_once(
     gateway: Gateway, job: dict[str, Any], template: str
 ) -> None:

@@ -20,7 +20,7 @@ from paceline.code.frames import HEAD, MAX_FRAME_BYTES, FrameError
 from paceline.enums import TokenSource
 from paceline.errors import InvalidError, LimitError
 from paceline.plugins import Message
-from paceline.tokens.chat import TEMPLATE, TOKENIZER, Rendered
+from paceline.tokens.chat import TEMPLATE, TOKENIZER, RejectedMessagesError, Rendered
 from paceline.tokens.dialogue import DialogueStep, RenderedPrefix
 from paceline.types import TokenSpan
 
@@ -28,6 +28,11 @@ MAX_ANSWER_BYTES = 32 << 20
 MAX_ERROR_CHARS = 1000
 MAX_EOS = 1000
 _SOURCES = (TokenSource.ENVIRONMENT, TokenSource.TOOL, TokenSource.TEMPLATE)
+# Of an error; any other is an `InvalidError`.
+_KINDS: Mapping[str, type[InvalidError]] = {
+    "limit": LimitError,
+    "rejected": RejectedMessagesError,
+}
 _NUMBER_OF = {source: number for number, source in enumerate(_SOURCES)}
 
 Shown = tuple[Rendered, RenderedPrefix]
@@ -144,8 +149,8 @@ def _item(answer: Answer) -> tuple[Mapping[str, Any], bytes]:
         body = answer.encode(errors="replace")
         return {"text": len(body)}, body
     if isinstance(answer, InvalidError):
-        too_long = isinstance(answer, LimitError)
-        return {"error": answer.message[:MAX_ERROR_CHARS], "limit": too_long}, b""
+        kind = next((name for name, each in _KINDS.items() if isinstance(answer, each)), "")
+        return {"error": answer.message[:MAX_ERROR_CHARS], "kind": kind}, b""
     rendered, prefix = answer
     spans = [[span.start, span.end, _NUMBER_OF[span.source]] for span in rendered.spans]
     body = array("i", rendered.tokens).tobytes()
@@ -205,7 +210,7 @@ async def read_answers(reader: asyncio.StreamReader) -> list[Answer] | Told:
 
 def _answer(item: Mapping[str, Any], body: memoryview) -> Answer:
     if "error" in item:
-        kind = LimitError if item["limit"] is True else InvalidError
+        kind = _KINDS.get(item["kind"], InvalidError)
         return kind(str(item["error"])[:MAX_ERROR_CHARS])
     if "text" in item:
         return bytes(body).decode()
