@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,13 +9,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from paceline.code.modules import own_function
-from paceline.config.job import RewardSpec
+from paceline.config.documents import read_json
+from paceline.config.job import RewardSection, RewardSpec
 from paceline.config.load import explain
 from paceline.config.options import wrong_options
 from paceline.errors import ConfigError, InvalidError
 from paceline.plugins import declared, registry
 
-_SECTION: TypeAdapter[tuple[RewardSpec, ...]] = TypeAdapter(tuple[RewardSpec, ...])
+_SECTION: TypeAdapter[tuple[RewardSpec, ...]] = TypeAdapter(RewardSection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,9 @@ def read_parts(rewards_json: str) -> tuple[RewardPart, ...]:
         InvalidError: the section is invalid, or names a reward that is not installed.
     """
     try:
-        specs = _SECTION.validate_python(json.loads(rewards_json))
-    except json.JSONDecodeError as error:
-        raise InvalidError(f"rewards_json: not JSON: {error}") from None
+        specs = _SECTION.validate_python(read_json(rewards_json, what="rewards_json"))
     except ValidationError as error:
         raise ConfigError(f"reward: {explain(error, BaseModel)}") from None
-    if not specs:
-        raise InvalidError("reward: at least one part is required")
     return tuple(_part(spec, f"reward.{index}") for index, spec in enumerate(specs))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 from paceline import wire
+from paceline.config.documents import read_json
+from paceline.errors import InvalidError
 from paceline.fair_queue import QueueOwner
 from paceline.plugins import RewardInput, RewardTurn
 from paceline.telemetry.metrics import Metrics
@@ -27,7 +28,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreReply:
         """Score all items with the parts of the job."""
-        items = [_item(message) for message in request.items]
+        items = [_item(message, f"items[{at}]") for at, message in enumerate(request.items)]
         traced = any(message.trace for message in request.items)
         spans = [self._span(message.trace) for message in request.items] if traced else ()
         owner = QueueOwner(request.tenant, request.job_id)
@@ -42,7 +43,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         return self._tracer.received(trace).child("reward", kind="server")
 
 
-def _item(message: pb.ScoreItem) -> RewardInput:
+def _item(message: pb.ScoreItem, field: str) -> RewardInput:
     return RewardInput(
         episode_id=message.episode_id,
         task=wire.from_proto(message.task, Task),
@@ -55,5 +56,12 @@ def _item(message: pb.ScoreItem) -> RewardInput:
         ),
         max_tokens=message.max_tokens,
         variant=message.variant,
-        variant_meta=json.loads(message.variant_meta) if message.variant_meta else {},
+        variant_meta=_meta(message.variant_meta, f"{field}.variant_meta"),
     )
+
+
+def _meta(text: str, field: str) -> dict[str, Any]:
+    found: Any = read_json(text, what=field) if text else {}
+    if not isinstance(found, dict):
+        raise InvalidError(f"{field}: {text[:100]!r} is not a JSON object")
+    return cast("dict[str, Any]", found)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from paceline.config.base import KIND_CHARS, Name, Options, PluginSpec
 from paceline.config.evaluation import DAY_S, HOUR_S, MAX_STEPS, EvalSpec, Seed
@@ -94,6 +94,32 @@ class RewardSpec(PluginSpec):
     def part(self) -> str:
         """Name of this part."""
         return self.name or self.kind
+
+
+def _duplicates(names: Sequence[str]) -> list[str]:
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def _distinct_parts(value: tuple[RewardSpec, ...]) -> tuple[RewardSpec, ...]:
+    names = [part.part for part in value]
+    duplicates = _duplicates(names)
+    if duplicates:
+        raise ValueError(f"two parts are named {duplicates[0]!r}; give each a distinct `name`")
+    for index, part in enumerate(value):
+        for unknown in sorted({*part.after} - {*names[:index]}):
+            before = ", ".join(names[:index]) or "none"
+            raise ValueError(
+                f"{part.part!r} is after {unknown!r}, which is not listed before it; "
+                f"listed before: {before}"
+            )
+    return value
+
+
+RewardSection = Annotated[
+    tuple[RewardSpec, ...],
+    Field(min_length=1, max_length=32),
+    AfterValidator(_distinct_parts),
+]
 
 
 class AdvantageSpec(PluginSpec):
@@ -254,10 +280,6 @@ class TrainerSpec(StrictModel):
     """Compute activations again in the backward pass: less memory, more time."""
 
 
-def _duplicates(names: Sequence[str]) -> list[str]:
-    return sorted(name for name, count in Counter(names).items() if count > 1)
-
-
 class JobSpec(StrictModel):
     """What a user submits; immutable once accepted."""
 
@@ -279,7 +301,7 @@ class JobSpec(StrictModel):
     is no `eval` unless the job has one; `stop.eval_reward` and the job's status are about `eval`,
     or else the first of these by name."""
     sampling: SamplingSpec = SamplingSpec()
-    reward: tuple[RewardSpec, ...] = Field(min_length=1, max_length=32)
+    reward: RewardSection
     """Parts of the reward; at least one."""
     experience: ExperienceSpec = ExperienceSpec()
     rollout: RolloutSpec = RolloutSpec()
@@ -340,22 +362,6 @@ class JobSpec(StrictModel):
             raise ValueError(
                 f"two trackers are named {duplicates[0]!r}; give each a distinct `name`"
             )
-        return value
-
-    @field_validator("reward")
-    @classmethod
-    def _distinct_parts(cls, value: tuple[RewardSpec, ...]) -> tuple[RewardSpec, ...]:
-        names = [part.part for part in value]
-        duplicates = _duplicates(names)
-        if duplicates:
-            raise ValueError(f"two parts are named {duplicates[0]!r}; give each a distinct `name`")
-        for index, part in enumerate(value):
-            for unknown in sorted({*part.after} - {*names[:index]}):
-                before = ", ".join(names[:index]) or "none"
-                raise ValueError(
-                    f"{part.part!r} is after {unknown!r}, which is not listed before it; "
-                    f"listed before: {before}"
-                )
         return value
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ import pytest
 import schemathesis
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
@@ -18,6 +19,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from paceline.v1 import access_pb2, experience_pb2, jobs_pb2, roster_pb2, tenants_pb2
+from paceline_harness.hostile_text import mutants
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -134,6 +136,40 @@ def grpcs(site: Site, channel: grpc.Channel, method: Any, metadata: Any) -> None
         assert code not in OURS, (method.full_name, code, text, data, shown(kind, data))
 
     tries()
+
+
+async def test_no_text_is_the_fault_of_the_gateway(peopled: Site) -> None:
+    metadata = (("authorization", f"Bearer {peopled.tokens['all']}"),)
+    await asyncio.to_thread(texts, peopled, peopled.grpc, GATEWAY, metadata)
+    await unhurt(peopled)
+
+
+async def test_no_text_is_the_fault_of_the_experience_service(peopled: Site) -> None:
+    await asyncio.to_thread(texts, peopled, peopled.experience, EXPERIENCE, ())
+    await unhurt(peopled)
+
+
+def texts(site: Site, address: str, services: list[Any], metadata: Any) -> None:
+    """Send each hostile text in each text field of each method that answers at once."""
+    with grpc.insecure_channel(address) as channel:
+        methods = [each for service in services for each in service.methods]
+        for method in methods:
+            if method.server_streaming:
+                continue
+            for path, message in mutants(plausible(site, method)):
+                data = message.SerializeToString()
+                code, text = answer(channel, method, data, metadata)
+                assert code not in OURS, (method.full_name, path, code, text, data[:200])
+
+
+def plausible(site: Site, method: Any) -> Message:
+    """A request that gets as far as the fields that it does not fill."""
+    made: Any = message_factory.GetMessageClass(method.input_type)()
+    ids = {"job_id": site.ids["job"], "tenant": "a", "worker_id": "w", "name": "x", "role": "read"}
+    for field in method.input_type.fields:
+        if field.name in ids and field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+            setattr(made, field.name, ids[field.name])
+    return made
 
 
 def answer(

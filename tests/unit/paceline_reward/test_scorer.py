@@ -91,7 +91,7 @@ async def test_worst_status_wins(scorer: Scorer, item: MakeItem) -> None:
             "function: String should match .*got 'x'",
         ),
         ('[{"kind": "exact", "weight": "much"}]', "reward: 0.weight: .* \\(got 'much'\\)"),
-        ("[]", "at least one part"),
+        ("[]", "at least 1 item"),
         ("{", "not JSON"),
     ],
 )
