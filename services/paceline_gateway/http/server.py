@@ -7,11 +7,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from paceline.config.service import TlsSettings
 from paceline.telemetry.logs import Log
+from paceline_gateway.http.framing import StrictConnection
 
 # Open event streams end with the process; their readers reconnect with Last-Event-ID.
 SHUTDOWN_S = 1
@@ -39,6 +41,7 @@ class HttpConnection(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.conn = StrictConnection(max_head_bytes=MAX_HEADER_BYTES)
         self._waiting_from = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -53,6 +56,13 @@ class HttpConnection(H11Protocol):
         """Bytes of a request have arrived."""
         super().data_received(data)
         self._update_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """A request is malformed: say so, unless an answer has begun, and close the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """The response is sent, though the request may not be complete."""
@@ -139,7 +149,6 @@ class WebServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 http=connection,
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 # The caller is the peer of the connection: forwarding headers can be forged.
                 proxy_headers=False,
                 lifespan="off",
