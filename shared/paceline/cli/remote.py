@@ -20,7 +20,7 @@ from paceline.cli.entry import Exit
 from paceline.cli.progress import follow, partial_eval
 from paceline.client.client import Client
 from paceline.enums import EXPLAINED, JobState
-from paceline.errors import ConfigError, NotFoundError
+from paceline.errors import ConfigError, NotFoundError, UnavailableError
 from paceline.files import read_json, token_of
 from paceline.text import visible
 
@@ -114,11 +114,22 @@ def logs(arguments: Namespace) -> int:
 
 
 def client_of(arguments: Namespace) -> Client:
-    """A client of the gateway given by option or environment, else of the run directory's."""
+    """A client of the gateway given by option or environment, else of the run directory's.
+
+    Raises:
+        UnavailableError: a run directory is named in which no gateway runs. One that listens at the
+            usual port may be another's, and the token of a run directory is not for it.
+    """
     url = arguments.url or ("" if arguments.run_dir else os.environ.get("PACELINE_URL", ""))
     run_dir = None if url else arguments.run_dir or DEFAULT_RUN_DIR
     if run_dir is not None:
         note = read_json(run_dir / "gateway.json") or {}
+        if "http" not in note and arguments.run_dir:
+            raise UnavailableError(
+                f"--run-dir {run_dir}: no gateway runs there; start one with "
+                f"`paceline up --run-dir {run_dir}`, or name another with --url"
+            )
+        run_dir = run_dir if "http" in note else None
         url = note.get("http", DEFAULT_URL)
     token = _token(arguments.token_file, run_dir)
     return Client(url, token=token, ca=_authorities(arguments.ca))

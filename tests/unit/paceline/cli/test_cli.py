@@ -24,6 +24,7 @@ from paceline.cli.replay import requests_of
 from paceline.cli.report import by_eval, curve, draw_rewards, read_metrics, smooth
 from paceline.enums import JobState, Purpose
 from paceline.errors import InvalidError
+from paceline.local.ports import USUAL_PORT, is_free
 from paceline.progress import LedgerProgress
 from paceline.types import JobStatus
 
@@ -56,7 +57,7 @@ def paceline(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProce
 
 
 @contextmanager
-def heard() -> Generator[tuple[str, list[str]]]:
+def heard(port: int = 0) -> Generator[tuple[str, list[str]]]:
     """A server that refuses all callers and records their credentials."""
     tokens: list[str] = []
 
@@ -68,7 +69,7 @@ def heard() -> Generator[tuple[str, list[str]]]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+    with HTTPServer(("127.0.0.1", port), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}", tokens
@@ -242,6 +243,20 @@ def test_the_token_of_a_run_directory_goes_to_its_gateway_alone(tmp_path: Path) 
         paceline("list", "--run-dir", str(tmp_path))
         paceline("list", "--run-dir", str(tmp_path), "--url", url)
     assert tokens == ["Bearer of-the-run", ""]
+
+
+def test_a_stranger_at_the_usual_port_is_neither_asked_nor_shown_a_token(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "local").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "runs" / "local"):
+        (folder / "token").write_text("of-the-run\n")
+    if not is_free(USUAL_PORT):
+        pytest.skip(f"port {USUAL_PORT} is taken, so that what is sent to it cannot be heard")
+    with heard(USUAL_PORT) as (_, tokens):
+        named = paceline("list", "--run-dir", ".", cwd=tmp_path)
+        paceline("list", cwd=tmp_path)
+    assert tokens == [""]  # of the second, which names no installation
+    assert named.returncode == 3
+    assert "--run-dir .: no gateway runs there; start one with `paceline up" in named.stderr
 
 
 def test_port_in_use(tmp_path: Path) -> None:

