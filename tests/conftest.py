@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from paceline.client.client import Client
 from paceline.files import read_json, token_of
+from paceline_harness.isolation import isolate_this_process, remove
 from paceline_harness.prometheus import MISSING, Prometheus, installed
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # The speed of generating examples depends on the machine's load, not on the code under test.
 settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("paceline")
+# Before any other fixture, and in the environment of all processes that tests start.
+OWN_FOLDER = isolate_this_process()
 START_S = 120.0
 STOP_S = 120.0  # services stop one after another, each within its grace period
 # Plug-ins that only tests install, for this process and its children.
@@ -57,6 +60,10 @@ config = LlamaConfig(
 )
 LlamaForCausalLM(config).save_pretrained(folder)
 """
+
+
+def pytest_unconfigure() -> None:
+    remove(OWN_FOLDER)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

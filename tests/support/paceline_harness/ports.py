@@ -6,7 +6,6 @@ import fcntl
 import os
 import random
 import socket
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,9 @@ _lock: list[int] = []
 def free_port() -> int:
     """A free port, not given to any other test process while this one lives."""
     if not _lock:
-        path = Path(tempfile.gettempdir()) / f"paceline-test-ports-{os.getuid()}"
+        path = (
+            Path("/tmp") / f"paceline-test-ports-{os.getuid()}"
+        )  # one for all tests on the machine
         _lock.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     for port in random.sample(_PORTS, len(_PORTS)):
         if port not in _taken and _take(port):
