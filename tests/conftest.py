@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from paceline.client.client import Client
 from paceline.files import read_json, token_of
 from paceline_harness.isolation import isolate_this_process, remove
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.prometheus import MISSING, Prometheus, installed
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slo
 settings.load_profile("paceline")
 # Before any other fixture, and in the environment of all processes that tests start.
 OWN_FOLDER = isolate_this_process()
-START_S = 120.0
-STOP_S = 120.0  # services stop one after another, each within its grace period
+START_S = PATIENCE_S
+STOP_S = PATIENCE_S
+LOADED = 4  # tests name time limits for a machine with nothing else to do
 # Plug-ins that only tests install, for this process and its children.
 PLUGINS = str(Path(__file__).with_name("plugins"))
 sys.path.append(PLUGINS)
@@ -74,6 +76,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = [item for item in items if not any(map(item.get_closest_marker, left_out))]
     config.hook.pytest_deselected(items=dropped)
     items[:] = longest_first(wanted)
+    for item in wanted:
+        if mark := item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LOADED * mark.args[0]), append=False)
 
 
 def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -224,7 +229,7 @@ def platform(
 def until() -> Callable[..., None]:
     """Waits for a condition; fails with `what` if it does not become true."""
 
-    def wait(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
+    def wait(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, what

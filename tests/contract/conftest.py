@@ -16,12 +16,13 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
 from paceline_rollout.engines.sglang.capabilities import parse_version
 from paceline_rollout.engines.sglang.server import GUARD, Launch
 
 VOCAB, CONTEXT = 32, 256
-START_S = 240.0
+START_S = PATIENCE_S
 
 
 def make_model(seed: int) -> Any:

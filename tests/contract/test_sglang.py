@@ -20,6 +20,7 @@ import torch
 
 from paceline.errors import InvalidError, PacelineError
 from paceline.testing.engines import Answers, ask, wait_for
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
 from paceline_rollout.engines.sglang.make import sglang
 from paceline_rollout.engines.sglang.options import SglangSettings
@@ -257,7 +258,7 @@ async def test_a_replica_dies(opened: Open, kind: Kind):
         had = one.tokens("a")
         await two.run(ask("a", [1, 2, 3, *had], max_tokens=200 - len(had)))
         assert len([*had, *two.tokens("a")]) == 200
-        await wait_for(lambda: one.engine.status().version == 3, timeout_s=120)
+        await wait_for(lambda: one.engine.status().version == 3, timeout_s=PATIENCE_S)
         assert await engines[0].checksums() == sums[0]
         await one.run(ask("c"))
         assert one.versions("c") == [3] * 8
@@ -276,7 +277,7 @@ async def test_a_silent_server_is_replaced(opened: Open):
         assert (await out.end("a")).error_code == "UNAVAILABLE"
         # The answer breaks off a moment before the engine knows that its server has ended.
         await wait_for(lambda: out.engine.status().version == -1)
-        await wait_for(lambda: out.engine.status().version == 2, timeout_s=120)
+        await wait_for(lambda: out.engine.status().version == 2, timeout_s=PATIENCE_S)
         await out.run(ask("b"))
         assert out.versions("b") == [2] * 8
 
@@ -365,7 +366,7 @@ async def test_close_leaves_no_process(opened: Open):
     async with opened(python=sys.executable, module=FAKE):
         mine = set(servers()) - before
         assert len(mine) >= 2
-    await wait_for(lambda: not any(p.is_running() for p in mine), timeout_s=60)
+    await wait_for(lambda: not any(p.is_running() for p in mine), timeout_s=PATIENCE_S)
 
 
 WORKER = """
@@ -393,9 +394,9 @@ async def test_the_server_dies_with_the_worker(model_dir: Path):
         sys.executable, "-c", WORKER, str(model_dir), stdout=asyncio.subprocess.PIPE
     )
     assert worker.stdout is not None
-    assert await asyncio.wait_for(worker.stdout.readline(), 200) == b"up\n"
+    assert await asyncio.wait_for(worker.stdout.readline(), PATIENCE_S) == b"up\n"
     below = psutil.Process(worker.pid).children(recursive=True)
     assert len(below) >= 2
     os.kill(worker.pid, signal.SIGKILL)
     await worker.wait()
-    await wait_for(lambda: not any(p.is_running() for p in below), timeout_s=60)
+    await wait_for(lambda: not any(p.is_running() for p in below), timeout_s=PATIENCE_S)

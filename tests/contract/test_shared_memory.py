@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from paceline_harness.patience import PATIENCE_S
+
 LOADS = """
 import asyncio
 import paceline  # before gRPC, as in every service
@@ -47,7 +49,11 @@ asyncio.run(main())
 
 def test_weights_fall_back_to_disk() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-c", LOADS],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.stdout == "1 tensor disk\n", done.stderr
     assert "fork" not in done.stderr

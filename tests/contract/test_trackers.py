@@ -17,12 +17,13 @@ import pytest
 
 from paceline.plugins import TrackedRun
 from paceline.testing.trackers import ROWS, fulfils_the_contract, tracked_rows, tracked_run
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import held_port
 from paceline_tracking.trackers import tensorboard, wandb
 
 pytestmark = pytest.mark.timeout(900)
 BIN = Path(sys.executable).parent
-START_S = 400.0
+START_S = PATIENCE_S
 ROW = "paceline/row"
 # Steps 1, 2, 3, 4, then again 3, 4.
 STEPS = [1, 2, 3, 4, 3, 4]
@@ -54,7 +55,7 @@ def serving(command: Sequence[str | Path], ready: str, folder: Path) -> Generato
 
 
 def asked(address: str) -> Any:
-    with urllib.request.urlopen(address, timeout=30) as answer:
+    with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
         return json.loads(answer.read())
 
 
@@ -124,7 +125,10 @@ def test_wandb_offline_holds_every_row_in_files_that_wandb_can_sync(
     assert list(run.folder.glob("wandb/offline-run-*/files/media/table/samples*.table.json"))
     folders = [path.parent for path in files]
     done = subprocess.run(
-        [BIN / "wandb", "sync", "--dry-run", *folders], capture_output=True, text=True, timeout=240
+        [BIN / "wandb", "sync", "--dry-run", *folders],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert "Would sync 3 run(s)" in done.stdout + done.stderr
 
@@ -151,7 +155,7 @@ def test_trackio_is_read_by_its_own_command(
             [BIN / "trackio", *command, "--metric", metric, "--json"],
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=PATIENCE_S,
             check=True,
         )
         return json.loads(done.stdout)["values"]

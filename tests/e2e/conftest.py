@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.files import locked
+from paceline_harness.patience import PATIENCE_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -36,6 +37,8 @@ def built(pytestconfig: pytest.Config, folder: Path, *options: str) -> Path:
     kept = pytestconfig.cache.mkdir("models") / digest
     command = [sys.executable, str(folder / "make_model.py"), *options, "--out", str(kept)]
     with locked(kept.with_suffix(".lock")):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     return kept

@@ -16,12 +16,13 @@ from paceline.client.client import Client
 from paceline.enums import WorkerKind
 from paceline.local.supervisor import Local
 from paceline.telemetry import monitoring
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.prometheus import Prometheus, Sample, local_targets
 
 RULES = monitoring.RULES / "utilisation.yaml"
 PERIOD_S = 1.0
 FROZEN = 0.9  # share of the time
-ANSWER_S = 240.0
+ANSWER_S = PATIENCE_S
 WINDOW_S = 6  # of the rules
 SLOWED = (
     *("reward", "rollout", "environment", "trainer", "experience"),
@@ -96,7 +97,7 @@ def watch(server: Prometheus, run_dir: Path, until: Callable[..., None]) -> None
     for kind in ("trainer", "rollout", "environment", "reward"):
         until(lambda k=kind: any(name.startswith(k) for name in local_targets(run_dir)), kind, 240)
     server.scrape(local_targets(run_dir))
-    server.until("paceline_step > 3", bool, timeout_s=400)
+    server.until("paceline_step > 3", bool, timeout_s=PATIENCE_S)
 
 
 def test_the_slowed_service_is_named(

@@ -11,9 +11,10 @@ import pytest
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import jobs_pb2_grpc as pb_grpc
 from paceline.v1 import types_pb2
+from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-JOB_S = 300.0  # a whole job, with the start of its workers
+JOB_S = PATIENCE_S
 
 
 def test_rest_submits_watches_and_pages(platform: Any, tiny_job: Callable[..., Any]) -> None:
@@ -46,13 +47,13 @@ def test_grpc_does_the_same(platform: Any, tiny_job: Callable[..., Any]) -> None
     with grpc.insecure_channel(platform.grpc) as channel:
         jobs, who = pb_grpc.JobsStub(channel), tuple(platform.headers.items())
         spec = json.dumps(tiny_job(name="grpc", eval=None, stop={"steps": 2000}))
-        job = jobs.SubmitJob(pb.SubmitJobRequest(spec_json=spec), timeout=60, metadata=who)
+        job = jobs.SubmitJob(pb.SubmitJobRequest(spec_json=spec), timeout=PATIENCE_S, metadata=who)
         job_id = job.status.job_id
         for event in jobs.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=JOB_S, metadata=who):
             if event.status.step >= 2:
                 break
         jobs.CancelJob(
-            pb.CancelJobRequest(job_id=job_id, reason="enough"), timeout=60, metadata=who
+            pb.CancelJobRequest(job_id=job_id, reason="enough"), timeout=PATIENCE_S, metadata=who
         )
         states = [
             event.status.state
@@ -61,11 +62,13 @@ def test_grpc_does_the_same(platform: Any, tiny_job: Callable[..., Any]) -> None
             )
         ]
         assert states[-1] == types_pb2.JOB_STATE_CANCELLED
-        report = jobs.VerifyJob(pb.VerifyJobRequest(job_id=job_id), timeout=60, metadata=who)
+        report = jobs.VerifyJob(
+            pb.VerifyJobRequest(job_id=job_id), timeout=PATIENCE_S, metadata=who
+        )
         assert report.ok, list(report.problems)
         assert report.dropped["cancelled"] > 0
         with pytest.raises(grpc.RpcError) as caught:
-            jobs.GetJob(pb.GetJobRequest(job_id="nope"), timeout=60, metadata=who)
+            jobs.GetJob(pb.GetJobRequest(job_id="nope"), timeout=PATIENCE_S, metadata=who)
         assert "nope" in str(caught.value)
 
 
@@ -74,7 +77,7 @@ def test_a_source_without_tasks_is_refused_at_submit(
 ) -> None:
     tasks = {"environment": "arithmetic", "options": {"digits": 1, "size": 0}}
     job, url = tiny_job(tasks=tasks), f"{platform.http}/v1/jobs"
-    refused = httpx.post(url, json=job, headers=platform.headers, timeout=60)
+    refused = httpx.post(url, json=job, headers=platform.headers, timeout=PATIENCE_S)
     assert refused.status_code == 422
     assert "has no tasks" in refused.json()["error"]["message"]
 

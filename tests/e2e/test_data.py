@@ -14,6 +14,7 @@ import pytest
 from paceline.enums import JobState
 from paceline.errors import InvalidError
 from paceline.sandbox import landlock
+from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 WORLD = """
@@ -66,7 +67,7 @@ def test_rows_that_come_with_a_job_are_trained_though_experience_dies(
             client.submit(wrong, data=tmp_path / "rows.jsonl")
         job_id = client.submit(job, data=tmp_path / "rows.jsonl").status.job_id
         psutil.Process(platform.pid_of("experience")).send_signal(signal.SIGKILL)
-        ended = client.wait(job_id, timeout_s=400.0)
+        ended = client.wait(job_id, timeout_s=PATIENCE_S)
         assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
         report = client.verify(job_id)
         rows = client.list_trajectories(job_id).trajectories
@@ -87,7 +88,7 @@ def test_rows_of_a_volume_in_a_world_of_the_job(
     job |= {"code": {"path": str(tmp_path / "own")}, "reward": [{"kind": "environment"}]}
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-        ended = client.wait(job_id, timeout_s=300.0)
+        ended = client.wait(job_id, timeout_s=PATIENCE_S)
         assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
         rows = client.list_trajectories(job_id).trajectories
     assert rows
@@ -105,7 +106,7 @@ def test_a_job_whose_file_has_changed_fails_and_no_other(
         kept = client.submit(tiny_job(name="kept", stop={"steps": 10_000}, eval=None))
         write(tmp_path / "new", 81).rename(path)
         psutil.Process(platform.pid_of("experience")).send_signal(signal.SIGKILL)
-        ended = client.wait(job_id, timeout_s=120.0)
+        ended = client.wait(job_id, timeout_s=PATIENCE_S)
         assert ended.status.state is JobState.FAILED
         assert "changing.jsonl has changed since the job was submitted" in ended.status.reason
         assert not client.get(kept.status.job_id).status.state.terminal

@@ -20,6 +20,7 @@ from paceline.local.supervisor import Local
 from paceline.v1 import rollout_pb2
 from paceline.v1.rollout_pb2_grpc import RolloutStub
 from paceline_harness.gates import asked_at
+from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 Episode = dict[str, Any]
@@ -90,7 +91,7 @@ class Site:
     def result(self, job_id: str) -> Run:
         """The results of a finished job."""
         with self.client() as client:
-            status = client.wait(job_id, timeout_s=600).status
+            status = client.wait(job_id, timeout_s=PATIENCE_S).status
             assert status.state == "succeeded", status.reason
             report = client.verify(job_id)
             assert report.ok, report.problems
@@ -195,7 +196,7 @@ def test_the_job_is_worth_comparing(alone: Run) -> None:
 
 def kill_amid(site: Site, job_id: str, gate: Path, *, step: int, number: int, names: Names) -> None:
     """SIGKILL while a rollout worker samples, from a step on, or while the job already waits."""
-    name, deadline = f"rollout-{job_id}-{number}", time.monotonic() + 300
+    name, deadline = f"rollout-{job_id}-{number}", time.monotonic() + PATIENCE_S
     with site.client() as client:
         while True:
             # Looked for before: from the look at the worker to the kill there is no time to lose.
@@ -210,7 +211,7 @@ def kill_amid(site: Site, job_id: str, gate: Path, *, step: int, number: int, na
 
 def kill_held(site: Site, gate: Path, *, names: Names) -> None:
     """SIGKILL while an episode waits for its reward, so that its step cannot be finished."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE_S
     while not asked_at(gate).exists():
         assert time.monotonic() < deadline, "nothing waits for its reward"
         time.sleep(0.01)
@@ -248,7 +249,7 @@ def pause_and_resume(site: Site, job_id: str, gate: Path) -> None:
     kill_held(site, gate, names=[])
     with site.client() as client:
         client.pause(job_id, reason="lunch")
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         while (status := client.get(job_id).status).state != "paused":
             assert time.monotonic() < deadline, f"{status.state}: {status.reason}"
             time.sleep(0.1)
@@ -379,7 +380,7 @@ def test_sampler_and_replay_survive_kills_at_every_fifth_step(
     def during(job_id: str) -> None:
         with site.client() as client:
             for step in range(EVERY - 1, LONG, EVERY):
-                deadline = time.monotonic() + 300
+                deadline = time.monotonic() + PATIENCE_S
                 while client.get(job_id).status.step < step:
                     assert time.monotonic() < deadline, f"step {step} is not reached"
                     time.sleep(0.02)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from paceline.config import ServiceSettings, load_settings
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import goes_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LATE_S = 30.0
 # What a busy event loop may take until it turns to the signal; probes have threads of their own.
 AT_ONCE_S = 2.0
-STEP_S = 240.0  # with a trainer that starts again
+STEP_S = PATIENCE_S
 
 
 def test_every_service_exits_within_its_grace_period(
@@ -34,7 +35,7 @@ def test_every_service_exits_within_its_grace_period(
             ends(platform, kind, until)
             until(lambda: comes_back(client, job_id), f"nothing answers after {kind}", STEP_S)
         client.cancel(job_id)
-        assert client.wait(job_id, timeout_s=120).status.state == "cancelled"
+        assert client.wait(job_id, timeout_s=PATIENCE_S).status.state == "cancelled"
         assert client.verify(job_id).ok
 
 
@@ -50,7 +51,7 @@ def settings_of(platform: Any, kind: str) -> ServiceSettings:
 
 def is_ready(url: str) -> bool:
     with contextlib.suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/readyz", timeout=30.0).text == "ok\n"
+        return httpx.get(f"{url}/readyz", timeout=PATIENCE_S).text == "ok\n"
     return False
 
 

@@ -17,6 +17,7 @@ from websockets.sync.server import ServerConnection, serve
 from paceline.enums import JobState
 from paceline.errors import InvalidError
 from paceline.sandbox import landlock
+from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [
     pytest.mark.slow,
@@ -77,7 +78,7 @@ def test_a_job_plays_gymnasium(allowing: Any, job: Callable[..., dict[str, Any]]
     texts = {"prompt": "{observation}+0=", "template": "{observation}+0=", "invalid": "0+0="}
     with allowing.client() as client:
         job_id = client.submit(job("gymnasium", **lake, **texts)).status.job_id
-        ended = client.wait(job_id, timeout_s=300.0)
+        ended = client.wait(job_id, timeout_s=PATIENCE_S)
         assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
         rows = client.list_trajectories(job_id).trajectories
     assert any(row.score.reward < 0 for row in rows)
@@ -90,7 +91,7 @@ def test_a_job_plays_what_an_operator_allows(
     with allowing.client() as client:
         wanted = job("openenv", base_url=f"http://{address}", **given)
         job_id = client.submit(wanted).status.job_id
-        ended = client.wait(job_id, timeout_s=300.0)
+        ended = client.wait(job_id, timeout_s=PATIENCE_S)
         assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
         rows = client.list_trajectories(job_id).trajectories
         # Each turn is worth 0.5, and one that was cut off is the last.
@@ -99,7 +100,7 @@ def test_a_job_plays_what_an_operator_allows(
 
         other = job("openenv", base_url="http://127.0.0.1:9", **given)
         job_id = client.submit(other).status.job_id
-        ended = client.wait(job_id, timeout_s=300.0)
+        ended = client.wait(job_id, timeout_s=PATIENCE_S)
         assert ended.status.state is JobState.FAILED
         assert "base_url: 127.0.0.1:9 is not allowed here" in ended.status.reason
 
@@ -133,7 +134,7 @@ def test_a_wrong_file_of_worlds_is_refused(tmp_path: Path) -> None:
         [*command, "--worlds", str(tmp_path / "worlds.yaml")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert ended.returncode != 0

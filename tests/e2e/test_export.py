@@ -21,6 +21,7 @@ from paceline.enums import JobState, TokenSource
 from paceline.local.supervisor import Local
 from paceline.types import Transcript
 from paceline_harness.models.hub import FakeHub, serving_hub
+from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.engines.sglang.server import Launch, LaunchedServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -86,7 +87,7 @@ def split(transcript: Transcript) -> Answer:
 def export(job_id: str, run_dir: Path, output: Path, *options: str) -> Path:
     command = [sys.executable, "-m", "paceline.cli", "export", job_id]
     command += ["--run-dir", str(run_dir), "--output", str(output), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return output
 
@@ -127,7 +128,7 @@ def test_what_is_exported_answers_like_the_last_evaluation(
     run_dir = tmp_path / "run"
     with Local(run_dir, http_port=0) as local, Client(local.url, token=local.token) as client:
         job_id = client.submit(JOB).status.job_id
-        job = client.wait(job_id, timeout_s=600)
+        job = client.wait(job_id, timeout_s=PATIENCE_S)
         assert job.status.state is JobState.SUCCEEDED, job.status.reason
         assert job.spec["model"]["revision"] == commit
         assert [each.step for each in job.status.checkpoints][-1] == 6
@@ -143,7 +144,7 @@ def test_what_is_exported_answers_like_the_last_evaluation(
         again = {**JOB, "name": "again", "model": {"path": str(folder), "dtype": "float32"}}
         again["stop"] = {"steps": 1}
         second = client.submit(again).status.job_id
-        assert client.wait(second, timeout_s=600).status.state is JobState.SUCCEEDED
+        assert client.wait(second, timeout_s=PATIENCE_S).status.state is JobState.SUCCEEDED
         first = answers(client, second, 0)
     assert first.keys() == last.keys()
     report("our engine", {task: between(model, first[task], last[task]) for task in last})
@@ -194,7 +195,9 @@ async def ask(server: LaunchedServer, like: Answer) -> Answer:
         "sampling_params": {"temperature": 0.0, "max_new_tokens": len(like.tokens)},
     }
     headers = {"authorization": f"Bearer {server.api_key}"}
-    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as client:
+    async with httpx.AsyncClient(
+        base_url=server.url, headers=headers, timeout=PATIENCE_S
+    ) as client:
         reply = (await client.post("/generate", json=body)).raise_for_status().json()
     return Answer(like.prompt, tuple(reply["output_ids"]))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.client.client import Client
+from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 8
@@ -47,7 +48,7 @@ def test_parent_and_fork_go_on_with_the_same_losses(
         assert len(fork["digest"]) == 64
         client.resume(parent)
         for job_id in (parent, child):
-            status = client.wait(job_id, timeout_s=500).status
+            status = client.wait(job_id, timeout_s=PATIENCE_S).status
             assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
             report = client.verify(job_id)
             assert report.ok, report.problems

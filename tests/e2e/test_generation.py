@@ -17,6 +17,7 @@ import pytest
 from paceline.enums import Purpose
 from paceline.errors import UnavailableError
 from paceline_harness.methods.parts import built_in, marked
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import goes_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -73,7 +74,7 @@ def test_waves_and_recalls_survive_kills(
             victim = running(kind)[0]
             victim.kill()
             until(lambda victim=victim: not goes_on(victim), f"{kind} lives on")
-        status = client.wait(job_id, timeout_s=400).status
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         report = client.verify(job_id)
         assert report.ok, report.problems
@@ -135,7 +136,7 @@ def test_guests_survive_kills(
             victim = platform.pid_of(kind if kind != "trainer" else f"trainer-{job_id}")
             psutil.Process(victim).kill()
             until(lambda pid=victim: not psutil.pid_exists(pid), f"{kind} lives on")
-        status = client.wait(job_id, timeout_s=400).status
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         report = client.verify(job_id)
         rows = [row for row in client.list_metrics(job_id).rows if row.kind is Purpose.TRAIN]
@@ -157,7 +158,7 @@ def test_what_another_job_has_exported_is_replayed(
     experience = {**plain["experience"], "max_staleness": 0, "replay": wanted}
     with platform.client() as client:
         first = client.submit(plain).status.job_id
-        assert client.wait(first, timeout_s=300).status.state == "succeeded", platform.logs()
+        assert client.wait(first, timeout_s=PATIENCE_S).status.state == "succeeded", platform.logs()
         folder = platform.run_dir / "jobs" / first / "trajectories"
         found = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
         path = tmp_path / "collected.jsonl"
@@ -172,7 +173,7 @@ def test_what_another_job_has_exported_is_replayed(
         )
         assert (done.returncode, done.stdout) == (2, "16 stored, 1 refused\n"), done.stderr
         assert f"{path}: line 22: transcripts: Field required" in done.stderr
-        status = client.wait(job_id, timeout_s=300).status
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         report = client.verify(job_id)
         rows = [row for row in client.list_metrics(job_id).rows if row.kind is Purpose.TRAIN]
@@ -202,7 +203,7 @@ def test_allocators_of_methods_train(
         job = marked(tiny_job(name=kind.replace("_", "-"), experience=experience))
         with platform.client() as client:
             job_id = client.submit(job | {"stop": {"steps": 2}}).status.job_id
-            status = client.wait(job_id, timeout_s=300).status
+            status = client.wait(job_id, timeout_s=PATIENCE_S).status
             assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
             report = client.verify(job_id)
             rows = client.list_metrics(job_id).rows
@@ -234,7 +235,7 @@ def test_redundant_episodes_fill_single_slots(
     )
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-        status = client.wait(job_id, timeout_s=300).status
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         report = client.verify(job_id)
         rows = [row for row in client.list_metrics(job_id).rows if row.kind is Purpose.TRAIN]

@@ -27,6 +27,7 @@ from paceline.enums import JobState, Purpose
 from paceline.plugins import registry
 from paceline.types import JobStatus
 from paceline_harness.methods.parts import FOLLOWING, KINDS, Part, marked, parts, placed
+from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.checkpoints.checkpoint import Checkpoints, FoundCheckpoint
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.loading import load_policy
@@ -34,7 +35,7 @@ from paceline_trainer.step.model import shard
 from paceline_trainer.step.optimizer import Optimizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-JOB_S = 300.0
+JOB_S = PATIENCE_S
 AT_A_TIME = 2
 STEPS = 2
 GROUPS, SIZE = 2, 4

@@ -22,6 +22,7 @@ from paceline_harness.dashboards import (
     recorded,
     selectors,
 )
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.prometheus import MISSING, Prometheus, installed
 from paceline_harness.series import MOST_SERIES, SAYS
 
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not installed(), reason=MISSING),
     pytest.mark.timeout(1500),
 ]
-PATIENCE_S = 240.0
+
 SHARED = {"gateway", "controller", "experience", "environment", "reward"}
 OF_A_JOB = {"trainer", "rollout"}
 

@@ -19,6 +19,7 @@ import pytest
 from paceline.enums import JobState
 from paceline.errors import InvalidError
 from paceline.sandbox import landlock
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import goes_on
 from paceline_harness.wheels import write_wheel
 
@@ -101,7 +102,7 @@ def test_a_hostile_environment_costs_nobody_an_episode(
 ) -> None:
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-        ended = client.wait(job_id, timeout_s=400.0)
+        ended = client.wait(job_id, timeout_s=PATIENCE_S)
         assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
         rows = client.list_trajectories(job_id).trajectories
         report = client.verify(job_id)
@@ -124,7 +125,7 @@ def test_what_the_code_requires_is_installed_and_used(
             client.submit(job)
         write_wheel(folder / "wheels", "paceline_leaf", files={"paceline_leaf.py": "BONUS = 5.0"})
         job_id = client.submit(job).status.job_id
-        ended = client.wait(job_id, timeout_s=300.0)
+        ended = client.wait(job_id, timeout_s=PATIENCE_S)
         assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
         rows = client.list_trajectories(job_id).trajectories
     assert rows
@@ -152,7 +153,7 @@ def test_a_filter_and_an_advantage_of_the_folder_train(
         with pytest.raises(InvalidError, match=r"experience.advantage.decay: .*less than 1"):
             client.submit(job | {"experience": wrong})
         job_id = client.submit(job).status.job_id
-        ended = client.wait(job_id, timeout_s=300.0)
+        ended = client.wait(job_id, timeout_s=PATIENCE_S)
         assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
         rows = [row for row in client.list_metrics(job_id).rows if row.kind == "train"]
         report = client.verify(job_id)
@@ -243,7 +244,11 @@ def test_a_few_episodes_are_shown_before_anything_is_trained(
     (tmp_path / "job.yaml").write_text(json.dumps(job))
     command = [sys.executable, "-m", "paceline.cli", "try", str(tmp_path / "job.yaml")]
     ended = subprocess.run(
-        [*command, "--episodes", "3"], capture_output=True, text=True, timeout=300, check=False
+        [*command, "--episodes", "3"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert ended.returncode == 1, ended.stderr
     assert re.search(r"environment +'1\+1='\n +policy ", ended.stdout)

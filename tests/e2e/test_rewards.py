@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from paceline.enums import Purpose, ScoreStatus
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.servers.chat import JudgeServer, Reply, chat, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -65,7 +66,7 @@ def test_two_steps_with_four_rewards(
     )
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-        status = client.wait(job_id, timeout_s=300).status
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         found = client.list_trajectories(job_id, page_size=200, purpose=Purpose.TRAIN).trajectories
         rows = client.list_metrics(job_id).rows

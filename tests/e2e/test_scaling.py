@@ -12,6 +12,7 @@ import pytest
 from paceline.client.client import Client
 from paceline.enums import WorkerKind
 from paceline.local.supervisor import Local
+from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 GROUPS, SIZE = 4, 6
@@ -135,7 +136,7 @@ def test_learning_does_not_change_while_it_scales(
         step = client.get(job_id).status.step
         until(lambda: client.get(job_id).status.step >= step + 2, "no step with one worker", 240)
         client.cancel(job_id)
-        client.wait(job_id, timeout_s=120)
+        client.wait(job_id, timeout_s=PATIENCE_S)
         report = client.verify(job_id)
         assert report.ok, report.problems
         assert "stale" not in report.dropped, "something was sampled with old weights"
@@ -145,7 +146,7 @@ def test_learning_does_not_change_while_it_scales(
         alone_id = client.submit(
             job_of("alone", steps=len(scaled) // (GROUPS * SIZE))
         ).status.job_id
-        status = client.wait(alone_id, timeout_s=600).status
+        status = client.wait(alone_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", status.reason
     alone = trained(site, alone_id)
     assert len(makers(alone)) == 1

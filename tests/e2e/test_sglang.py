@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline_harness.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1500)]
 
@@ -24,7 +26,11 @@ def test_the_demo_learns_on_two_servers(
     job += ["--pools", str(pools)]
     command = [sys.executable, "-m", "paceline.cli", *job, "--run-dir", str(results)]
     done = subprocess.run(
-        [*command, "--port", "0", "--quiet"], cwd=ROOT, capture_output=True, text=True, timeout=900
+        [*command, "--port", "0", "--quiet"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((results / "summary.json").read_text())

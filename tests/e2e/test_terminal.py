@@ -20,6 +20,7 @@ import pytest
 from paceline.enums import JobState
 from paceline.files import token_of
 from paceline.sandbox import landlock
+from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 # Every answer clears the screen and sets the title, if it gets to.
@@ -38,7 +39,7 @@ INTERVAL_S = 4.0
 
 def paceline(platform: Any, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "paceline.cli", *words, "--run-dir", str(platform.run_dir)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def episodes(platform: Any, job_id: str, *words: str) -> list[dict[str, Any]]:
@@ -60,7 +61,7 @@ def finished(
         job |= {"code": {"path": str(folder)}, "reward": [{"kind": "scoring:wicked"}]}
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-        done = client.wait(job_id, timeout_s=400)
+        done = client.wait(job_id, timeout_s=PATIENCE_S)
     assert done.status.state is JobState.SUCCEEDED, (done.status.reason, platform.logs())
     return job_id
 
@@ -184,7 +185,7 @@ def test_top_names_the_bottleneck(
         found: dict[str, Any] = {}
         with frozen(platform.pid_of("rollout")):
             time.sleep(INTERVAL_S)
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + PATIENCE_S
             while "rollout" not in told[-1:] and time.monotonic() < deadline:
                 words = ("--once", "--json", "--interval", str(INTERVAL_S))
                 found = json.loads(paceline(platform, "top", *words).stdout)
@@ -194,7 +195,9 @@ def test_top_names_the_bottleneck(
         # With a token instead of the run directory, as for an installation elsewhere.
         command = [sys.executable, "-m", "paceline.cli", "top", "--once", "--url", platform.http]
         token = {**os.environ, "PACELINE_TOKEN": token_of(platform.run_dir), "COLUMNS": "200"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=token)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, env=token
+        )
         assert done.returncode == 0, done.stderr
         assert job_id in done.stdout
         assert "rollout" in done.stdout

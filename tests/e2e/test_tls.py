@@ -36,10 +36,11 @@ from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.wire import number_of
 from paceline_harness.certificates import Authority
 from paceline_harness.leaks import Place, files, leaks, processes
+from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-PATIENCE_S = 240.0
-CALL_S = 60.0
+
+CALL_S = PATIENCE_S
 TOKEN = "a-token-of-a-user-5d1c"
 PASSWORD = "a-password-of-the-store-93ab"
 SERVERS = {WorkerKind.GATEWAY, WorkerKind.EXPERIENCE}

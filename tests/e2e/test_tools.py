@@ -11,6 +11,7 @@ import yaml
 from paceline.enums import JobState, TokenSource
 from paceline.tokens.chat import Tokenizer
 from paceline.types import Trajectory
+from paceline_harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -38,7 +39,7 @@ def test_what_tools_answer_is_shown_and_not_trained_on(
 ) -> None:
     tokenizer = Tokenizer.from_files({p.name: p.read_bytes() for p in tools_model.iterdir()})
     with platform.client() as client:
-        ended = client.wait(client.submit(job).status.job_id, timeout_s=600.0).status
+        ended = client.wait(client.submit(job).status.job_id, timeout_s=PATIENCE_S).status
         assert ended.state is JobState.SUCCEEDED, ended.reason
         rows = client.list_trajectories(ended.job_id, page_size=200).trajectories
         assert client.verify(ended.job_id).ok

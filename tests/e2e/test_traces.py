@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from paceline_harness.otlp import Collector, Received, below, gaps
+from paceline_harness.patience import PATIENCE_S
 
 STEPS = 24
 HELD_FROM = 10  # the first step that waits for the gate; by far not begun at the third
 GROUPS = 4
 TURNS = 3
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import pytest
 
 from paceline.config import parse_job
 from paceline.types import TrackerStatus
+from paceline_harness.patience import PATIENCE_S
 from paceline_tracking.trackers import tensorboard, wandb
 
 STEPS = 4
-PATIENCE_S = 300.0
 
 
 def points(folder: Path) -> Iterator[Any]:

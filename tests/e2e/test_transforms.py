@@ -10,6 +10,7 @@ import pytest
 
 from paceline.enums import Purpose
 from paceline.types import Trajectory
+from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 # The tiny model reads digits and signs only.
@@ -24,7 +25,7 @@ def run(platform: Any, job: dict[str, Any]) -> tuple[list[Trajectory], list[dict
     """Everything that the job has trained or evaluated, and the rows of its training."""
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-        status = client.wait(job_id, timeout_s=240).status
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         assert client.verify(job_id).ok
         found = [

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import place_of
 
 
@@ -23,7 +24,7 @@ def test_two_ranks_train_a_job(platform: Any, tiny_job: Callable[..., Any]) -> N
     job = tiny_job(name="ranks", stop={"steps": 20}, trainer={"world_size": 2})
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-        status = client.wait(job_id, timeout_s=600).status
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         assert status.incarnation == 1, platform.logs()
         assert client.verify(job_id).ok

@@ -9,11 +9,12 @@ import pytest
 
 from paceline_harness.fleet import JOB, Fleet, Program
 from paceline_harness.network import Network
+from paceline_harness.patience import PATIENCE_S
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "benchmarks" / "fleet"
 SIZE = 12 << 20
 MBIT = 100
-TIMEOUT_S = 240.0
+TIMEOUT_S = PATIENCE_S
 HELD, SOME = 0.6, 0.3  # shares of a version
 TRIES = 5
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from paceline.errors import UnavailableError
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import goes_on
 
 KINDS = ("gateway", "trainer", "reward", "experience", "rollout", "controller", "environment")
@@ -61,7 +62,7 @@ def test_the_job_survives_and_the_ledger_is_clean(
                 120,
             )
         gate.touch()
-        status = client.wait(job_id, timeout_s=500).status
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         report = client.verify(job_id)
         assert report.ok, report.problems

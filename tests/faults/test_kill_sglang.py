@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from paceline_harness.patience import PATIENCE_S
+
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(2400)]
 STEPS, EPISODES = 16, 16
 
@@ -58,7 +60,9 @@ def in_mid_episode(server: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess, OSError):  # it ends with its job
         words = [word for word in server.cmdline() if word.startswith("--port=")]
         port = "".join(words).removeprefix("--port=")
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/loads", timeout=30) as reply:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/v1/loads", timeout=PATIENCE_S
+        ) as reply:
             load = json.load(reply)["loads"][0]
         running = int(load["num_running_reqs"])
         return running >= 2 and int(load["num_used_tokens"]) >= 8 * running
@@ -76,7 +80,7 @@ def started(platform: Any, process: str) -> bool:
 def counter(platform: Any, process: str, name: str) -> float:
     """The sum of a counter of one process over all its series."""
     port = json.loads((platform.run_dir / "ports.json").read_text())[f"{process}:metrics"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as reply:
         lines = reply.read().decode().splitlines()
     found = [re.match(rf"{name}_total(?:{{.*}})? (\S+)", line) for line in lines]
     return sum(float(each[1]) for each in found if each)
@@ -125,7 +129,7 @@ def killed(
         for worker, server in busy[:1]:
             with suppress(ProcessLookupError):  # it was over before
                 os.kill(server.pid if victim == "server" else worker, signal.SIGKILL)
-        status = client.wait(job_id, timeout_s=500).status
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         report = client.verify(job_id)
         assert report.ok, report.problems

@@ -15,6 +15,7 @@ from redis import Redis
 
 from paceline.client.client import Client
 from paceline.enums import JobState
+from paceline_harness.patience import PATIENCE_S
 
 
 def copy_store(run_dir: Path, to: Path) -> None:
@@ -78,11 +79,11 @@ def test_a_job_resumes_from_a_backup_with_a_clean_audit(
     with restored.client() as client:
         assert client.get(job_id).status.state is JobState.RUNNING
         gate.touch()
-        status = client.wait(job_id, timeout_s=300).status
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state is JobState.SUCCEEDED, f"{status.reason}\n{restored.logs()}"
         assert status.step == 40
     command = [sys.executable, "-m", "paceline.cli", "verify", job_id, "--run-dir", str(copy)]
-    audit = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    audit = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
 
@@ -93,4 +94,4 @@ def lose(platform: Any) -> None:
     for process in family:
         with suppress(psutil.NoSuchProcess):  # some end with those that have started them
             process.kill()
-    platform.up.wait(60)
+    platform.up.wait(PATIENCE_S)

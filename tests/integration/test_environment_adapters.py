@@ -28,10 +28,11 @@ from paceline.plugins import Environment, Observation, StepResult
 from paceline.testing import environments
 from paceline.types import Task
 from paceline_environment.worlds.worlds import JobWorlds
+from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(300)]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-START_S = 60.0
+START_S = PATIENCE_S
 CASES = """
 import verifiers as vf
 from datasets import Dataset
@@ -95,7 +96,7 @@ def openenv_server() -> Iterator[str]:
         yield address
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=PATIENCE_S)
 
 
 def guessing(address: str, **more: Any) -> dict[str, Any]:
@@ -290,4 +291,4 @@ def test_the_descriptor_needs_no_library() -> None:
         "import sys; sys.modules['verifiers'] = None\n"
         "from paceline.environments.verifiers import ENVIRONMENT; ENVIRONMENT.load_tasks()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

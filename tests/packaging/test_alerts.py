@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from paceline.telemetry.monitoring import RULES
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.prometheus import MISSING, installed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,7 @@ needs_promtool = pytest.mark.skipif(not installed("promtool"), reason=MISSING)
 
 def promtool(*arguments: str) -> str:
     command = ["promtool", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from paceline.telemetry.monitoring import DASHBOARDS, RULES
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.prometheus import MISSING, installed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +129,7 @@ def test_the_scrape_configuration_of_the_documents_is_one(tmp_path: Path) -> Non
     assert pods in found
     (tmp_path / "prometheus.yml").write_text(found.replace(pods, "static_configs: []"))
     command = ["promtool", "check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     (job,) = yaml.safe_load(found)["scrape_configs"]
     assert job["honor_labels"] is True

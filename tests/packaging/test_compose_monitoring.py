@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from paceline.telemetry.monitoring import DASHBOARDS, RULES
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.prometheus import MISSING, installed
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
@@ -24,7 +25,7 @@ def found() -> dict[str, Any]:
 def test_it_follows_the_schema_of_compose() -> None:
     tool = Path(sys.executable).parent / "check-jsonschema"
     command = [tool, "--builtin-schema", "vendor.compose-spec", FILE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -57,7 +58,7 @@ def test_prometheus_takes_its_configuration(found: dict[str, Any], tmp_path: Pat
     # As compose does with `$$`.
     path.write_text(found["configs"]["prometheus"]["content"].replace("$$", "$"))
     command = ["promtool", "check", "config", "--syntax-only", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'replacement: "controller:$1"' in path.read_text()
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from paceline_harness.patience import PATIENCE_S
+
 LAZY = """
 import sys, paceline
 heavy = {"grpc", "httpx", "numpy", "pydantic", "torch", "yaml"}
@@ -16,7 +18,9 @@ print(hasattr(paceline, "Klient"), "torch" in sys.modules)
 
 
 def test_names_are_imported_lazily() -> None:
-    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        [sys.executable, "-c", LAZY], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.stdout.splitlines() == [
         "[] ['AsyncClient', 'Client', 'JobSpec', '__version__'] True",
         "True True",

@@ -14,6 +14,7 @@ from paceline import __version__
 from paceline.config.load import load_settings, validate
 from paceline.config.service import ControllerOptions, ExperienceOptions, GatewayOptions
 from paceline.enums import WorkerKind
+from paceline_harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -54,14 +55,18 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_the_linter_finds_nothing(path: Path) -> None:
-    done = subprocess.run([BIN / "hadolint", path], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [BIN / "hadolint", path], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_linter_would_find_something(tmp_path: Path) -> None:
     bad = tmp_path / "Dockerfile"
     bad.write_text("FROM python\nRUN cd /tmp && sudo pip install x\n")
-    done = subprocess.run([BIN / "hadolint", bad], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [BIN / "hadolint", bad], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 1
     assert "DL3006" in done.stdout
 
@@ -98,7 +103,7 @@ def test_versions_are_those_that_were_tested() -> None:
 @pytest.mark.parametrize("service", [*sorted(LIGHT), "trainer", "rollout", "local"])
 def test_make_builds_every_image_from_its_recipe(service: str) -> None:
     command = ["make", "-n", f"image-{service}", "IMAGE_TOOL=docker", "IMAGE_PREFIX=r.example/p-"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     recipe = {"trainer": "trainer", "local": "trainer", "rollout": "rollout"}.get(
         service, "service"
@@ -116,7 +121,7 @@ def compose() -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
 def test_compositions_follow_their_schema(name: str) -> None:
     command = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DOCKER / name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -8,6 +8,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from paceline_harness.patience import PATIENCE_S
+
 LIGHT = ("controller", "environment", "experience", "gateway", "reward", "tracking")
 PROBE = r"""
 import importlib, pkgutil, re, sys
@@ -31,7 +33,7 @@ print([name for name in ("torch", "transformers", "sglang") if name in sys.modul
 def said_by(code: str, *arguments: str) -> str:
     """Run code in a new Python process; returns its output."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=280
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

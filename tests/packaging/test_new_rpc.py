@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from paceline_harness.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
@@ -156,7 +158,7 @@ def run_dir(tree: Path, tmp_path: Path, until: Callable[..., None]) -> Iterator[
         yield tmp_path
     finally:
         up.send_signal(signal.SIGTERM)
-        up.wait(60)
+        up.wait(PATIENCE_S)
 
 
 def test_a_new_rpc_is_served_over_grpc_rest_and_the_sdk(tree: Path, run_dir: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline_harness.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 FOREIGN = re.compile(r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 
@@ -21,7 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=240
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return folder

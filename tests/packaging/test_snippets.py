@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from paceline.config import JobSpec, service
 from paceline_harness.documents.snippets import Snippet, is_session, snippets
+from paceline_harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "paceline"
@@ -273,5 +274,7 @@ def test_a_wrong_snippet_is_noticed(environment: dict[str, str], tmp_path: Path)
     first, second = snippets(page)
     assert (first.file, first.line, second.file, second.line) == ("a/b.py", 4, "", 8)
     command = [sys.executable, "-m", "paceline_harness.documents.run_python", str(page)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert "line 8" in done.stderr

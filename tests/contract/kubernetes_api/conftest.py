@@ -14,9 +14,9 @@ import pytest
 from kubernetes import client, config, dynamic
 
 from paceline_harness.cluster.api import ApiServer
+from paceline_harness.patience import PATIENCE_S
 
 Object = dict[str, Any]
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="session")

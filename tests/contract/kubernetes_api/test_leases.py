@@ -7,6 +7,8 @@ from typing import Any
 
 from kubernetes import client
 
+from paceline_harness.patience import PATIENCE_S
+
 
 def take(clients: Any, lease: Any, name: str) -> bool:
     lease.spec.holder_identity = name
@@ -46,7 +48,7 @@ def test_a_race_has_one_winner_a_round(clients: Any) -> None:
 
         def run(name: str, barrier: Any = barrier, won: Any = won) -> None:
             lease = read(clients)
-            barrier.wait(60)
+            barrier.wait(PATIENCE_S)
             if take(clients, lease, name):
                 won.append(name)
 

@@ -19,6 +19,7 @@ from kubernetes import client, config
 
 from paceline.errors import NotFoundError
 from paceline_harness.cluster.api import Access, ApiServer, Visit
+from paceline_harness.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -204,10 +205,12 @@ def test_it_runs_as_a_process(tmp_path: Path) -> None:
         assert "default" in {one.metadata.name for one in core.list_namespace().items}
         assert kubeconfig.stat().st_mode & 0o077 == 0
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_health_needs_no_token(server: ApiServer, tmp_path: Path) -> None:
     authority = ssl.create_default_context(cadata=server.authority.certificate)
-    with urllib.request.urlopen(f"{server.url}/readyz", timeout=60, context=authority) as answer:
+    with urllib.request.urlopen(
+        f"{server.url}/readyz", timeout=PATIENCE_S, context=authority
+    ) as answer:
         assert answer.read() == b"ok"

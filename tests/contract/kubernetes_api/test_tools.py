@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from paceline_harness.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[3]
 Run = Callable[..., str]
 
@@ -19,7 +21,7 @@ Run = Callable[..., str]
 @pytest.fixture(scope="session")
 def tools() -> dict[str, str]:
     command = [sys.executable, str(ROOT / "deploy" / "helm" / "tools.py")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
     return json.loads(done.stdout)
 
 
@@ -37,7 +39,7 @@ def run(tools: dict[str, str], kubeconfig: Path, clients: Any, tmp_path: Path) -
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -108,12 +110,25 @@ def test_kubectl_applies_gets_waits_and_deletes(run: Run, deployment: Any) -> No
     assert shown["data"] == {"b": "2"}
     assert "one" in run("kubectl", "get", "deployments")
     run("kubectl", "scale", "deployment/one", "--replicas=0")
-    run("kubectl", "wait", "deployment/one", "--for=jsonpath={.spec.replicas}=0", "--timeout=120s")
+    run(
+        "kubectl",
+        "wait",
+        "deployment/one",
+        "--for=jsonpath={.spec.replicas}=0",
+        f"--timeout={PATIENCE_S:.0f}s",
+    )
     run("kubectl", "label", "deployment/one", "colour=red")
     assert run("kubectl", "get", "deploy", "-l", "colour=red", "-o", "name").split() == [
         "deployment.apps/one"
     ]
-    run("kubectl", "delete", "deployment", "one", "--cascade=foreground", "--timeout=120s")
+    run(
+        "kubectl",
+        "delete",
+        "deployment",
+        "one",
+        "--cascade=foreground",
+        f"--timeout={PATIENCE_S:.0f}s",
+    )
     assert run("kubectl", "get", "deploy", "-o", "name") == ""
 
 

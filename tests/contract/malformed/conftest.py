@@ -25,12 +25,13 @@ from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1 import roster_pb2, types_pb2
 from paceline.weights import WeightServer
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.peers import FakeExperience
 from paceline_rollout.service import RolloutService
 
 T = TypeVar("T")
 VOCAB, CONTEXT, ACTIVE = 32, 64, 3
-PATIENCE_S = 200.0
+
 # Kind of engine, its options, and the `settings` of its pool. An engine that cannot decode text
 # needs no tokenizer here.
 CPU: dict[str, Any] = {"device": "cpu", "cache_tokens": 8192}

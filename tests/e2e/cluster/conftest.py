@@ -14,6 +14,7 @@ import yaml
 
 from paceline.client.client import Client
 from paceline_harness.cluster import Cluster
+from paceline_harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm" / "paceline"
@@ -63,14 +64,14 @@ class Installation:
         """Install the release and wait until all its pods are ready."""
         words = ["install", self.name, str(CHART), "-f", str(self.values), "--create-namespace"]
         said = self.helm(*words, "--timeout", "300s", *more, version=version)
-        self.cluster.until(self._is_up, "all pods ready", timeout_s=300)
+        self.cluster.until(self._is_up, "all pods ready", timeout_s=PATIENCE_S)
         return said
 
     def upgrade(self, *more: str, version: int = 4) -> str:
         """Upgrade the release with other values and wait until its pods are replaced."""
         words = ["upgrade", self.name, str(CHART), "-f", str(self.values), "--timeout", "300s"]
         said = self.helm(*words, *more, version=version)
-        self.cluster.until(self._is_up, "all pods ready", timeout_s=300)
+        self.cluster.until(self._is_up, "all pods ready", timeout_s=PATIENCE_S)
         return said
 
     def events(self) -> list[dict[str, Any]]:
@@ -85,7 +86,7 @@ class Installation:
             found[:] = self.pods("gateway")
             return bool(found)
 
-        self.cluster.until(is_there, "a gateway", timeout_s=300)
+        self.cluster.until(is_there, "a gateway", timeout_s=PATIENCE_S)
         host, port = self.cluster.address(found[0], 8300)
         url = f"http://{host}:{port}"
         return Client(url, token=self.token(), timeout_s=60.0, outage_s=300.0)
@@ -120,7 +121,9 @@ class Installation:
 
     def _run(self, *command: str) -> str:
         where = ["--kubeconfig", str(self.cluster.kubeconfig), "-n", NAMESPACE]
-        done = subprocess.run([*command, *where], capture_output=True, text=True, timeout=400)
+        done = subprocess.run(
+            [*command, *where], capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 

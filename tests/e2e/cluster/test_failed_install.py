@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline_harness.cluster import Cluster
+from paceline_harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm" / "paceline"
@@ -47,7 +48,7 @@ def test_nothing_is_left_of_it(cluster: Cluster, tools: dict[str, Path], version
     def helm(*words: str) -> subprocess.CompletedProcess[str]:
         where = ["--kubeconfig", str(cluster.kubeconfig), "-n", NAMESPACE]
         command = [str(tools[f"helm{version}"]), *words, *where]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
     nowhere = ["--set", "certificates.pod.nodeSelector.disk=none", "--set", "crds.keep=false"]
     words = ["install", "paceline", str(CHART), *nowhere, "--timeout", "5s", "--create-namespace"]
@@ -56,7 +57,7 @@ def test_nothing_is_left_of_it(cluster: Cluster, tools: dict[str, Path], version
     assert "Job/paceline-certificates-hook" in left(cluster)
     done = helm("uninstall", "paceline", "--timeout", "120s")
     assert done.returncode == 0, done.stderr
-    cluster.until(lambda: not left(cluster), "nothing left", timeout_s=300)
+    cluster.until(lambda: not left(cluster), "nothing left", timeout_s=PATIENCE_S)
     # A machine that would take the pod: there is none of it any more that could issue anything.
     selector: Any = "app.kubernetes.io/component=certificates"
     assert not cluster.pods(selector)

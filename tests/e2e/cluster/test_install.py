@@ -11,12 +11,13 @@ import pytest
 import yaml
 
 from paceline.client.client import Client
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Installation
 
-PATIENCE_S = 300.0
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * PATIENCE_S)]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 Job = Callable[..., dict[str, Any]]
 # Two workers make fewer tokens per second than the trainer of the demo uses up, also one that has
 # half a core to itself.
@@ -179,7 +180,7 @@ def test_a_job_as_an_object(installation: "Installation", demo_job: Job) -> None
     job_id = status_of(installation)["jobId"]
     with installation.client() as client:
         assert client.get(job_id).status.name == "sums"
-        installation.kubectl("delete", "trainingjob", "sums", "--timeout=180s")
+        installation.kubectl("delete", "trainingjob", "sums", f"--timeout={PATIENCE_S:.0f}s")
         assert client.get(job_id).status.state == "cancelled"
     cluster.until(
         lambda: not objects_of(installation, job_id),
@@ -233,7 +234,7 @@ def test_nothing_is_left(installation: "Installation", demo_job: Job) -> None:
     with installation.client() as client:
         job_id = client.submit(demo_job(stop={"steps": 100_000})).status.job_id
         cluster.until(stepped(client, job_id, 1), "a step", timeout_s=PATIENCE_S)
-    installation.helm("uninstall", installation.name, "--timeout", "120s")
+    installation.helm("uninstall", installation.name, "--timeout", f"{PATIENCE_S:.0f}s")
     cluster.until(lambda: not left(installation), "nothing left", timeout_s=PATIENCE_S)
     crd = "trainingjobs.paceline.dev"
     cluster.until(lambda: cluster.get("CustomResourceDefinition", crd) is None, "no kind left")

@@ -24,6 +24,7 @@ from paceline.transport.principal import ALL_TENANTS
 from paceline_experience import service as experience
 from paceline_gateway import service as gateway
 from paceline_harness.models.folders import write_empty_model
+from paceline_harness.patience import PATIENCE_S
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Site:
 
     async def ready(self) -> None:
         """Wait until the gateway is ready, which may take several attempts on a busy machine."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S) as http:
             while (await http.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.05)
 

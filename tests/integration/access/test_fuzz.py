@@ -20,6 +20,7 @@ from schemathesis.specs.openapi import checks
 
 from paceline.v1 import access_pb2, experience_pb2, jobs_pb2, roster_pb2, tenants_pb2
 from paceline_harness.hostile_text import mutants
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -101,7 +102,7 @@ def rest(site: Site, operation: Any, mode: GenerationMode) -> None:
         parameters = case.path_parameters or {}
         if real and "job_id" in parameters and not operation.path.endswith("/events"):
             parameters["job_id"] = site.ids["job"]
-        response = case.call(base_url=site.url, headers=headers, timeout=60)
+        response = case.call(base_url=site.url, headers=headers, timeout=PATIENCE_S)
         case.validate_response(response, checks=CHECKS)
 
     tries()

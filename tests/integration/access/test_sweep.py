@@ -20,6 +20,7 @@ from paceline.transport.operations import for_users
 from paceline.transport.principal import Role
 from paceline.v1 import jobs_pb2
 from paceline_gateway.access.rules import Routes, required_role, rest_roles
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -101,7 +102,7 @@ def leaks(text: str, site: Site, *given: str) -> list[str]:
 
 
 async def test_no_route_lets_strangers_in(peopled: Site) -> None:
-    async with httpx.AsyncClient(base_url=peopled.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=PATIENCE_S) as http:
         tried = guarded(peopled.app)
         assert len(tried) >= 14
         for method, path in tried:
@@ -114,7 +115,7 @@ async def test_no_route_lets_strangers_in(peopled: Site) -> None:
 
 
 async def test_no_route_lets_too_small_a_role_in(peopled: Site) -> None:
-    async with httpx.AsyncClient(base_url=peopled.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=PATIENCE_S) as http:
         for method, path in guarded(peopled.app):
             least = REST[f"{method} {path}"]
             assert least is not None
@@ -128,7 +129,7 @@ async def test_no_route_lets_too_small_a_role_in(peopled: Site) -> None:
 
 async def test_what_is_of_another_tenant_does_not_exist(peopled: Site) -> None:
     token = peopled.tokens["admin-b"]
-    async with httpx.AsyncClient(base_url=peopled.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=PATIENCE_S) as http:
         for query in ("", "?tenant=a", "?tenant=nobody"):
             for path in ("/v1/jobs", "/v1/tokens", "/v1/audit-log"):
                 status, text = await ask(http, "GET", f"{path}{query}", path, token)
@@ -151,7 +152,7 @@ def theirs(site: Site) -> list[str]:
 
 
 async def test_permitted_roles_are_admitted_everywhere(peopled: Site) -> None:
-    async with httpx.AsyncClient(base_url=peopled.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=PATIENCE_S) as http:
         for method, path in sorted(guarded(peopled.app), key=lambda each: each[0] == "DELETE"):
             least = REST[f"{method} {path}"]
             token = peopled.tokens["all"] if least == "admin" else peopled.tokens[f"{least}-a"]
@@ -160,7 +161,7 @@ async def test_permitted_roles_are_admitted_everywhere(peopled: Site) -> None:
 
 
 async def test_what_is_open_is_open(peopled: Site) -> None:
-    async with httpx.AsyncClient(base_url=peopled.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=PATIENCE_S) as http:
         await peopled.ready()
         for path in ("/livez", "/docs", "/openapi.json"):
             assert (await http.get(path)).status_code == 200
@@ -200,7 +201,7 @@ async def attempt(
             make = channel.unary_stream if method.streams_replies else channel.unary_unary
             stub: Any = make(f"/{name}", response_deserializer=method.reply.FromString)
             try:
-                call = stub(data, timeout=60, metadata=metadata)
+                call = stub(data, timeout=PATIENCE_S, metadata=metadata)
                 if method.streams_replies:
                     next(call)
                     call.cancel()
@@ -270,7 +271,7 @@ async def test_what_is_for_services_is_not_served(peopled: Site, channel: aio.Ch
         call: Any = channel.unary_unary(f"/paceline.v1.{method}")
         metadata = (("authorization", f"Bearer {peopled.tokens['all']}"),)
         with pytest.raises(aio.AioRpcError) as caught:
-            await call(b"", timeout=60, metadata=metadata)
+            await call(b"", timeout=PATIENCE_S, metadata=metadata)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -284,7 +285,9 @@ async def test_a_principal_in_the_metadata_of_a_user_counts_for_nothing(
         call: Any = channel.unary_unary("/paceline.v1.Jobs/GetJob")
         data = jobs_pb2.GetJobRequest(job_id=peopled.ids["job"]).SerializeToString()
         with pytest.raises(aio.AioRpcError) as caught:
-            await call(data, timeout=60, metadata=(*pairs, *principal_metadata(service("x"))))
+            await call(
+                data, timeout=PATIENCE_S, metadata=(*pairs, *principal_metadata(service("x")))
+            )
         assert caught.value.code().name == expected
 
 

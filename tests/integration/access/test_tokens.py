@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from paceline.errors import AuthenticationError, NotFoundError, PermissionDeniedError
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -30,7 +31,7 @@ async def paceline(site: Site, *words: str) -> tuple[int | None, str, str]:
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"COLUMNS": "250"},
     )
-    out, said = await asyncio.wait_for(made.communicate(), 120)
+    out, said = await asyncio.wait_for(made.communicate(), PATIENCE_S)
     return made.returncode, out.decode(), said.decode()
 
 
@@ -102,21 +103,21 @@ async def test_a_revoked_token_opens_nothing_soon(peopled: Site) -> None:
         await client.list()
         await admin.revoke_token(peopled.ids["read-a"])
         with pytest.raises(AuthenticationError):
-            await asyncio.wait_for(forever(client), 60)
+            await asyncio.wait_for(forever(client), PATIENCE_S)
 
 
 async def test_a_revoked_token_ends_open_events(peopled: Site) -> None:
     headers = {"authorization": f"Bearer {peopled.tokens['read-a']}"}
     url = f"/v1/jobs/{peopled.ids['job']}/events"
     async with (
-        httpx.AsyncClient(base_url=peopled.url, timeout=60) as http,
+        httpx.AsyncClient(base_url=peopled.url, timeout=PATIENCE_S) as http,
         peopled.client("admin-a") as admin,
         http.stream("GET", url, headers=headers) as response,
     ):
         lines = response.aiter_lines()
         assert (await anext(lines)).startswith("id: ")
         await admin.revoke_token(peopled.ids["read-a"])
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             assert "event: end" not in [line async for line in lines]
 
 
@@ -139,7 +140,7 @@ async def test_the_controller_has_a_name_of_its_own(peopled: Site, job: dict[str
 
 
 async def test_refusals_are_in_the_audit_log(peopled: Site) -> None:
-    async with httpx.AsyncClient(base_url=peopled.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=PATIENCE_S) as http:
         for _ in range(3):
             forged = {"x-forwarded-for": "9.9.9.9", "forwarded": "for=9.9.9.9"}
             await http.get("/v1/jobs", headers={"authorization": "Bearer x", **forged})
@@ -147,7 +148,7 @@ async def test_refusals_are_in_the_audit_log(peopled: Site) -> None:
         with pytest.raises(PermissionDeniedError):
             await client.cancel(peopled.ids["job"])
     told: Counter[tuple[str, ...]] = Counter()
-    async with peopled.client() as client, asyncio.timeout(60):
+    async with peopled.client() as client, asyncio.timeout(PATIENCE_S):
         while told.total() < 4:
             entries = (await client.list_audit(page_size=1000)).entries
             # Equal ones are one entry, or two: the time to write them may come in between.
@@ -192,7 +193,7 @@ async def test_the_other_tenants_token_cannot_be_revoked(peopled: Site) -> None:
 
 async def test_a_new_token_is_a_new_resource(peopled: Site) -> None:
     headers = {"authorization": f"Bearer {peopled.tokens['all']}"}
-    async with httpx.AsyncClient(base_url=peopled.url, timeout=60, headers=headers) as http:
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=PATIENCE_S, headers=headers) as http:
         made = await http.post("/v1/tokens", json={"name": "ann", "tenant": "a", "role": "read"})
         assert (made.status_code, made.json()["token"]["role"]) == (201, "read")
         wrong = await http.post("/v1/tokens", json={"name": "ann", "role": "root"})

@@ -35,6 +35,7 @@ from paceline_experience.api.experience import ExperienceServicer
 from paceline_experience.api.roster import RosterServicer
 from paceline_experience.fleet.roster import Roster
 from paceline_harness.certificates import LIFE, Authority
+from paceline_harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 PROTOS = ROOT / "protos" / "paceline" / "v1"
@@ -183,7 +184,7 @@ class Caller:
         request: Any = message or GetMessageClass(method.input_type)()
         given = iter([request]) if method.client_streaming else request
         try:
-            answer: Any = made(given, timeout=60)
+            answer: Any = made(given, timeout=PATIENCE_S)
             if method.server_streaming:
                 for _ in answer:
                     answer.cancel()

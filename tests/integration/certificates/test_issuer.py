@@ -21,6 +21,7 @@ from paceline_controller.certificates.config import DOMAIN
 from paceline_controller.certificates.pair import names_of
 from paceline_controller.certificates.run import run
 from paceline_controller.certificates.secrets import Secrets
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Installation
@@ -237,11 +238,11 @@ def test_as_a_process(installation: Installation, tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(issue))
     command = [sys.executable, "-m", "paceline_controller.certificates", str(path)]
     command += ["--set", "namespace=training"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=130)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 0, ended.stderr
     assert "issued service=gateway" in ended.stderr
     assert "PRIVATE" not in ended.stderr + ended.stdout
     check_trust(installation, datetime.now(UTC))
-    ended = subprocess.run(command[:-2], capture_output=True, text=True, timeout=130)
+    ended = subprocess.run(command[:-2], capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 1
     assert "get secret elsewhere/p-tls-authority: 403" in ended.stderr

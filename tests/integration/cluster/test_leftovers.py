@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from paceline_harness.cluster import Cluster
+from paceline_harness.patience import PATIENCE_S
 
 Object = dict[str, Any]
 MARK = f"time.sleep(54321{os.getpid()})"
@@ -47,7 +48,7 @@ def processes() -> list[str]:
 
 
 def gone(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.1)
     return condition()
@@ -88,7 +89,7 @@ def test_nothing_is_left_after_a_test_that_is_killed(
     assert not is_clean(tmp_path, address)
     assert processes()
     holder.send_signal(signal.SIGKILL)
-    holder.wait(60)
+    holder.wait(PATIENCE_S)
     holder.stdout.close()
     assert gone(lambda: not processes())
     assert gone(lambda: is_clean(tmp_path, address))

@@ -8,6 +8,7 @@ import httpx
 
 from paceline_harness.cluster import Cluster
 from paceline_harness.cluster.objects import is_ready
+from paceline_harness.patience import PATIENCE_S
 
 Object = dict[str, Any]
 Make = Callable[..., Object]
@@ -95,7 +96,7 @@ def test_a_service_spreads_over_a_deployment(
 
 
 def fetch_from_here(host: str, port: int) -> bytes:
-    return httpx.get(f"http://{host}:{port}", timeout=60.0).content
+    return httpx.get(f"http://{host}:{port}", timeout=PATIENCE_S).content
 
 
 def test_a_rolling_update_keeps_enough_pods(cluster: Cluster, workload: Make) -> None:

@@ -37,6 +37,7 @@ from paceline.v1 import experience_pb2, jobs_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_harness.cluster.api import ApiServer
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,7 +66,7 @@ MERGE = "application/merge-patch+json"
 FINALIZER = "paceline.dev/cancel"
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 240.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
     """The first true result of a condition."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -415,7 +416,7 @@ class Services:
     def kill(self, kind: WorkerKind) -> None:
         process = self.processes.pop(kind)
         process.kill()
-        process.wait(60)
+        process.wait(PATIENCE_S)
 
     @property
     def experience(self) -> str:
@@ -438,17 +439,17 @@ class Services:
 
     def submit(self, job: dict[str, Any]) -> str:
         request = jobs_pb2.SubmitJobRequest(spec_json=json.dumps(job))
-        return self.jobs().SubmitJob(request, timeout=60, metadata=WHO).status.job_id
+        return self.jobs().SubmitJob(request, timeout=PATIENCE_S, metadata=WHO).status.job_id
 
     def job(self, job_id: str) -> Any:
         request = jobs_pb2.GetJobRequest(job_id=job_id)
-        job = self.jobs().GetJob(request, timeout=60, metadata=WHO)
+        job = self.jobs().GetJob(request, timeout=PATIENCE_S, metadata=WHO)
         return wire.from_proto(job.status, JobStatus)
 
     def delete(self, job_id: str) -> None:
         """`paceline delete --force --no-wait`."""
         request = jobs_pb2.DeleteJobRequest(job_id=job_id, force=True)
-        self.jobs().DeleteJob(request, timeout=60, metadata=WHO)
+        self.jobs().DeleteJob(request, timeout=PATIENCE_S, metadata=WHO)
 
     def set_state(self, job_id: str, state: str) -> None:
         """Set the state of a job, as its trainer would."""
@@ -456,11 +457,11 @@ class Services:
         request = experience_pb2.SetJobStateRequest(
             job_id=job_id, state=wire.number_of(JobState(state))
         )
-        stub.SetJobState(request, timeout=60)
+        stub.SetJobState(request, timeout=PATIENCE_S)
 
     def end_all(self) -> None:
         stub: Any = JobsStub(grpc.insecure_channel(self.experience))
-        for job in stub.ListJobs(jobs_pb2.ListJobsRequest(page_size=1000), timeout=60).jobs:
+        for job in stub.ListJobs(jobs_pb2.ListJobsRequest(page_size=1000), timeout=PATIENCE_S).jobs:
             if not wire.from_proto(job.status, JobStatus).state.terminal:
                 self.set_state(job.status.job_id, "failed")
 
@@ -505,7 +506,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
         finally:
             for process in made.processes.values():
                 process.kill()
-                process.wait(60)
+                process.wait(PATIENCE_S)
             store.stop()
 
 
@@ -563,12 +564,12 @@ class World:
     def kill(self, name: str = "ctl-0") -> None:
         process = self.controllers.pop(name)
         process.kill()
-        process.wait(60)
+        process.wait(PATIENCE_S)
 
     def stop(self, name: str = "ctl-0") -> int:
         process = self.controllers.pop(name)
         process.send_signal(signal.SIGTERM)
-        return process.wait(120)
+        return process.wait(PATIENCE_S)
 
     def log(self, name: str = "ctl-0") -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")

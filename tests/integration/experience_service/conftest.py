@@ -48,6 +48,7 @@ from paceline_experience.store.store import Store
 from paceline_gateway.service import GatewayService
 from paceline_gateway.service import build as build_gateway
 from paceline_harness.lifecycle.workers import trajectory
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port, held_port
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from paceline.v1.tenants_pb2_grpc import TenantsAsyncStub
 
 SOURCE = "http://trainer"
-LIMIT_S = 100.0
+LIMIT_S = PATIENCE_S
 SLOTS = 16_384
 GATEWAY_TOKEN = "pl_bootstrap_of_these_tests"
 

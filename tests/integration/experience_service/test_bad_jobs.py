@@ -23,9 +23,10 @@ from paceline.v1 import jobs_pb2, types_pb2
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store, job_key
+from paceline_harness.patience import PATIENCE_S
 
 HERE = str(Path(__file__).with_name("plugins"))
-LIMIT_S = 100.0
+LIMIT_S = PATIENCE_S
 MEMORY = 1 << 30
 
 

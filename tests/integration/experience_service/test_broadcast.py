@@ -23,13 +23,14 @@ from paceline.weights.snapshot.staging import Staging
 from paceline.weights.stream.fetch_header import fetch_header
 from paceline.weights.transfer.server import WeightServer
 from paceline.weights.transfer.version_receiver import Receiver
+from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.reports import Reports
 
 if TYPE_CHECKING:
     from conftest import Client, Trainer
 
 NUM_BYTES = 8 << 20  # less than is announced, so that routes are as for more and the test is quick
-LIMIT_S = 100.0
+LIMIT_S = PATIENCE_S
 
 
 class Seed:

@@ -27,6 +27,7 @@ from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_experience.store.store import Store
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Client
@@ -112,10 +113,10 @@ async def test_what_is_not_whole_leaves_nothing_behind(
             (pieces(b""), "not a zip archive"),
         ):
             with pytest.raises(InvalidError, match=told):
-                await send(jobs.UploadCode, sent, timeout_s=30.0)
+                await send(jobs.UploadCode, sent, timeout_s=PATIENCE_S)
         large = Quota().code_bytes + 1
         with pytest.raises(LimitError, match="limit code_bytes"):  # before it is sent
-            await send(jobs.UploadCode, pieces(b"", num_bytes=large), timeout_s=30.0)
+            await send(jobs.UploadCode, pieces(b"", num_bytes=large), timeout_s=PATIENCE_S)
 
         gone = asyncio.Event()
 
@@ -132,7 +133,7 @@ async def test_what_is_not_whole_leaves_nothing_behind(
         await asyncio.sleep(0.3)
         assert gone.is_set()
         assert await stored(store_url, *KEYS) == []
-        reply = await send(jobs.UploadCode, pieces(data, num_bytes=len(data)), timeout_s=30.0)
+        reply = await send(jobs.UploadCode, pieces(data, num_bytes=len(data)), timeout_s=PATIENCE_S)
         assert reply.digest == digest_of(data)
 
 
@@ -142,7 +143,9 @@ async def test_a_user_of_grpc_sends_a_stream_or_one_message(
     data = archive_of(2 * MIB).file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     async with connect(grpc, token=ADMIN) as channel:
         jobs: JobsAsyncStub = JobsStub(channel)
-        reply = await send(jobs.UploadCode, pieces(data, digest=digest_of(data)), timeout_s=30.0)
+        reply = await send(
+            jobs.UploadCode, pieces(data, digest=digest_of(data)), timeout_s=PATIENCE_S
+        )
         assert (reply.digest, reply.num_files) == (digest_of(data), 2)
         method: Any = channel.unary_unary(  # as it was before it became a stream
             "/paceline.v1.Jobs/UploadCode",

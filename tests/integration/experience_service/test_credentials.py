@@ -34,6 +34,7 @@ from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
 from paceline_experience.service import build
 from paceline_harness.certificates import Authority
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Client
@@ -214,7 +215,7 @@ async def tried(client: Client, found: Operation, request: Any) -> Any:
             async for _ in stream(method, request, timeout_s=0.5):
                 break
         else:
-            await call(method, request, timeout_s=20.0)
+            await call(method, request, timeout_s=PATIENCE_S)
     except DeadlineError:
         return None
     except PacelineError as error:

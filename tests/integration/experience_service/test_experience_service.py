@@ -28,12 +28,13 @@ from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, options_pb2, roster_pb2, types_pb2
 from paceline_experience.store.keys import all_keys
 from paceline_experience.store.store import Store
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Client, Lives
 
 SOURCE = "http://trainer"
-LIMIT_S = 100.0
+LIMIT_S = PATIENCE_S
 
 
 def files_of(run_dir: Path, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -17,6 +17,7 @@ from paceline.errors import InvalidError
 from paceline.objective.load import load_objective
 from paceline.telemetry.metrics import Metrics
 from paceline.v1 import types_pb2
+from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.checkpoints.format import file_of
 from paceline_trainer.client import TrainerLedger
@@ -202,7 +203,7 @@ async def test_the_job_resumes_from_the_previous_checkpoint(
         await by_hand.publish_version(2)
         assert [await by_hand.train(step) for step in (2, 3, 4, 5)] == ["", "", "", "finished"]
         await by_hand.take(6)
-        await asyncio.wait_for(client.watch(job_id), 100.0)
+        await asyncio.wait_for(client.watch(job_id), PATIENCE_S)
     assert (await client.get(job_id)).status.state == types_pb2.JOB_STATE_SUCCEEDED
     await client.verify(job_id)
 

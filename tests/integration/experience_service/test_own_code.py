@@ -18,6 +18,7 @@ from paceline.sandbox import landlock
 from paceline.transport.rpc import call
 from paceline.transport.sending import send
 from paceline.v1 import jobs_pb2, types_pb2
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import sealed_processes
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ async def uploaded(client: Client, tmp_path: Path) -> dict[str, str]:
     async def messages() -> AsyncIterator[jobs_pb2.UploadCodeRequest]:
         yield jobs_pb2.UploadCodeRequest(archive=archive.getvalue())
 
-    reply = await send(client.jobs.UploadCode, messages(), timeout_s=30.0)
+    reply = await send(client.jobs.UploadCode, messages(), timeout_s=PATIENCE_S)
     return {"digest": reply.digest}
 
 
@@ -71,7 +72,7 @@ def own(**experience: Any) -> dict[str, Any]:
 
 
 async def until(holds: Callable[[], bool], what: str) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE_S):
         while not holds():
             await asyncio.sleep(0.05)
     assert holds(), what
@@ -120,8 +121,10 @@ async def test_a_hostile_filter_fails_its_job_and_delays_no_other(
                 await trainers[1].train(step)
             if what == "loop":
                 assert not waits.done()  # the other's filter was running all the time
-            assert (await asyncio.wait_for(waits, 60.0))[0].stop == types_pb2.STOP_REASON_CANCELLED
-        async with asyncio.timeout(10.0):
+            assert (await asyncio.wait_for(waits, PATIENCE_S))[
+                0
+            ].stop == types_pb2.STOP_REASON_CANCELLED
+        async with asyncio.timeout(PATIENCE_S):
             while (await client.get(bad)).status.state != types_pb2.JOB_STATE_FAILED:
                 await asyncio.sleep(0.05)
         reason = (await client.get(bad)).status.reason

@@ -32,6 +32,7 @@ from paceline.v1 import options_pb2, roster_pb2, types_pb2
 from paceline.v1 import tenants_pb2 as pb
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Client, Killable, Lives
@@ -289,7 +290,7 @@ async def test_quotas_hold_while_the_service_is_killed(killable: tuple[Killable,
     most: Counter[str] = Counter()
     for life in range(4):
         enough = sum(player.played for player in players) + 40
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(PATIENCE_S):
             while sum(player.played for player in players) < enough or most != quotas:
                 now = await in_flight(store, jobs)
                 most |= now

@@ -12,12 +12,13 @@ from paceline.enums import JobState
 from paceline.errors import FencedError, InvalidError, NotFoundError, StateError, UnavailableError
 from paceline.transport.rpc import call, stream
 from paceline.v1 import jobs_pb2, options_pb2, roster_pb2, types_pb2
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Client, Lives
 
 FIRST, SECOND = "http://node0", "http://node1"
-LIMIT_S = 100.0
+LIMIT_S = PATIENCE_S
 
 
 async def join(client: Client, job_id: str, name: str) -> None:

@@ -27,11 +27,12 @@ from paceline_harness.lifecycle.histories import KILLS, LATE, History, Step, his
 from paceline_harness.lifecycle.installation import retried
 from paceline_harness.lifecycle.late import LateRequest
 from paceline_harness.lifecycle.workers import LATE_STEP
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Installations, Place
 
-HANG_S = 60.0
+HANG_S = PATIENCE_S
 SEED = int(os.environ.get("HISTORIES_SEED", "0"))
 HISTORIES = histories(SEED)
 NAME = "probe-job"  # part of all names that belong to a job

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline_harness.network import Host, Network
+from paceline_harness.patience import PATIENCE_S
 
 MIB = 1 << 20
 LISTEN = """
@@ -61,7 +62,9 @@ def listen(host: Host) -> None:
     assert server.stdout.readline() == b"up\n"
 
 
-def send(host: Host, to: Host, num_bytes: int, *, timeout_s: float = 60.0) -> tuple[int, float]:
+def send(
+    host: Host, to: Host, num_bytes: int, *, timeout_s: float = PATIENCE_S
+) -> tuple[int, float]:
     """Exit code and seconds."""
     command = [sys.executable, "-c", SEND, to.address, str(num_bytes), str(timeout_s)]
     started = time.monotonic()
@@ -119,8 +122,8 @@ def test_a_killed_holder_leaves_nothing_behind() -> None:
         assert os.fstat(kept.fileno()).st_ino == namespace
         holder.send_signal(signal.SIGKILL)
         with holder:
-            holder.wait(60)
-        deadline = time.monotonic() + 60
+            holder.wait(PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
         while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not Path(f"/proc/{child}").exists()

@@ -22,10 +22,11 @@ from typing import Any
 from paceline.errors import DeadlineError, StateError, UnavailableError
 from paceline.files import tail
 from paceline_harness.network import Host, Network
+from paceline_harness.patience import PATIENCE_S
 
 JOB = "broadcast"
-_START_S = 60.0
-_REPLY_S = 120.0
+_START_S = PATIENCE_S
+_REPLY_S = PATIENCE_S
 _LOG_BYTES = 3000
 _TRACKER_PORT = 7000
 _VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -26,9 +26,10 @@ from types import TracebackType
 from typing import IO, Any
 
 from paceline.errors import UnavailableError
+from paceline_harness.patience import PATIENCE_S
 
 _TOOLS = ("ip", "nsenter", "setpriv", "tc", "unshare")
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = PATIENCE_S
 # A veth packet has up to 64 KiB; with a smaller burst it would be segmented, which costs more CPU
 # time than everything else here. The queue holds 20 ms.
 _SHAPE = "tbf rate {rate}bit burst 128kb latency 20ms"

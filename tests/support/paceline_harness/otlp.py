@@ -14,6 +14,8 @@ import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as services
 
+from paceline_harness.patience import PATIENCE_S
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -89,7 +91,9 @@ class Collector(services.TraceServiceServicer):
             found[span.trace_id].append(span)
         return dict(found)
 
-    def wait(self, enough: Callable[[list[Received]], bool], *, timeout_s: float = 60.0) -> None:
+    def wait(
+        self, enough: Callable[[list[Received]], bool], *, timeout_s: float = PATIENCE_S
+    ) -> None:
         """Wait until the spans received satisfy `enough`.
 
         Raises:

@@ -14,10 +14,11 @@ from typing import Any
 import httpx
 
 from paceline.files import read_json
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
 
 MISSING = "prometheus is not installed: run make monitoring-tools (Debian, as root)"
-START_S = 60.0
+START_S = PATIENCE_S
 CALL_S = 30.0
 
 
@@ -80,7 +81,7 @@ class Prometheus:
         if self._process is not None:
             self._process.terminate()
             try:
-                self._process.wait(20)
+                self._process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from chaos.relay import Relay
 
-PATIENCE_S = 60.0
+from paceline_harness.patience import PATIENCE_S
 
 
 @pytest.fixture

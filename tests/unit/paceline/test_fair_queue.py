@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.fair_queue import FairQueue, QueueOwner
+from paceline_harness.patience import PATIENCE_S
 
 OWNERS = [
     QueueOwner("a", "a1"),
@@ -92,7 +93,7 @@ def test_places_are_never_lost_or_given_twice(
                 tasks[len(tasks) // 2].cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(each is None or isinstance(each, asyncio.CancelledError) for each in done)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(hold(OWNERS[0], 1) for _ in range(slots * 3)))
 
     asyncio.run(play())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConflictError, NotFoundError, UnavailableError
 from paceline_controller.cluster.leader import Candidate, Leader, LeaseRecord, LeaseTimes
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import FakeClock
 
 TIMES = LeaseTimes(lease_s=15.0, renew_within_s=10.0, retry_s=2.0)
@@ -166,7 +167,7 @@ class Work:
         return lambda: asyncio.ensure_future(work())
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)

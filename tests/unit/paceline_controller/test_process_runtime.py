@@ -16,6 +16,7 @@ from paceline.local.ports import PortSlots
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.reconciler import Reconciler
 from paceline_controller.runtimes.process import ProcessRuntime
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import MadeUpCredentials, MemoryLedger
 
 SERVICE = """
@@ -31,7 +32,7 @@ REWARD = Wanted("reward-0", WorkerKind.REWARD)
 OPTIONS = ControllerOptions(period_s=0.05, max_restart_backoff_s=1)
 
 
-async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 120.0) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not await holds():
         assert time.monotonic() < deadline, "waited for too long"

@@ -11,6 +11,7 @@ from paceline.config.service import ControllerOptions
 from paceline.enums import JobState
 from paceline_controller.jobs.plan import LiveJob, replicas_of
 from paceline_controller.reconciler import Reconciler
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import FakeClock, FakeObserved, MemoryLedger, MemoryRuntime
 
 OPTIONS = ControllerOptions(start_timeout_s=30, max_restart_backoff_s=4, give_up_after=3)
@@ -150,7 +151,7 @@ class Machines(MemoryRuntime):
     both = asyncio.Barrier(2)
 
     async def last_words(self, name: str) -> str:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await self.both.wait()
         return f"the end of {name}"
 

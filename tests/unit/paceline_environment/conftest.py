@@ -20,10 +20,11 @@ from paceline.telemetry.metrics import Metrics
 from paceline.transport.rpc import SERVER_OPTIONS
 from paceline.types import Assignment, Task, Worker
 from paceline_environment.service import EnvironmentService, build
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.peers import FakeExperience, FakePeer, FakeReward, FakeRollout
 
 EOS = 1
-WAIT_S = 60.0
+WAIT_S = PATIENCE_S
 IN_PROCESS = TokenizerSettings(run_in="in_process")
 VOCAB = ["<pad>", "</s>", "<|user|>", "<|assistant|>", *"0123456789abcdefghq+=- "]
 CHAT = (

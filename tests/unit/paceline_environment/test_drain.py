@@ -10,6 +10,7 @@ from grpc import aio
 
 from paceline.types import PolicyVersion
 from paceline.v1.rollout_pb2_grpc import add_RolloutServicer_to_server
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.peers import FakePeer
 from paceline_harness.runtime import FakeClock
 from paceline_rollout.engines.simulated import SimulatedEngine
@@ -91,7 +92,7 @@ async def test_nothing_is_lost_or_sampled_twice_when_a_worker_drains(
     clock.pass_s(0.2)
     await until(lambda: leaving.engine.status().busy_s > worked_s + 0.1)
     stage.announce(rollouts=1)
-    await asyncio.wait_for(leaving.multiplexer.drain("draining"), 60)
+    await asyncio.wait_for(leaving.multiplexer.drain("draining"), PATIENCE_S)
     handed_back = leaving.engine.status().tokens_generated
     assert handed_back > 4 * moving
     while len(stage.experience.trajectories) < 24:

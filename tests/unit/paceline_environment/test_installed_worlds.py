@@ -26,6 +26,7 @@ from paceline.fair_queue import NO_OWNER, QueueOwner
 from paceline.sandbox import landlock
 from paceline_environment.worlds.factories import check_settings, worlds_of
 from paceline_environment.worlds.worlds import JobWorlds
+from paceline_harness.patience import PATIENCE_S
 
 sealed = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
 LAKE = {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False, "desc": ["SFFG"]}}
@@ -163,7 +164,7 @@ async def test_an_environment_that_blocks_holds_up_no_other(worlds: JobWorlds) -
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
             await bad.step("block")
-    async with asyncio.timeout(20):  # its process is ended, and it is built anew in another
+    async with asyncio.timeout(PATIENCE_S):  # its process is ended, and it is built anew in another
         before = (await good.step("on")).observation.text
         while (await good.step("on")).observation.text == before:
             await asyncio.sleep(0.2)

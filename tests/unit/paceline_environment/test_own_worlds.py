@@ -28,6 +28,7 @@ from paceline_environment.episodes.stages import Stages
 from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, STUCK_S, JobProcesses
 from paceline_environment.worlds.remote import RemoteWorld
 from paceline_environment.worlds.worlds import JobWorlds
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import sealed_processes, warm_process
 
 pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
@@ -278,7 +279,7 @@ async def test_the_end_of_the_warm_process_is_told_at_once(
     waiting = asyncio.create_task(world.step("sleep0.5"))
     await asyncio.sleep(0.1)
     warm_process().kill()
-    moved = await asyncio.wait_for(waiting, 20.0)
+    moved = await asyncio.wait_for(waiting, PATIENCE_S)
     assert moved.observation.text.startswith("sleep0.5 2 ")
     await world.close()
 
@@ -324,7 +325,7 @@ async def test_a_job_whose_turn_it_is_gets_a_process_of_the_one_with_most(
         await world.reset(TASK, 0)
         await world.step("before")
     other = second()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await other.reset(TASK, 0)
     after = [(await world.step("after")).observation.text.split() for world in many]
     assert {each[1] for each in after} == {"2"}

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1.options_pb2 import WORKER_KIND_ENVIRONMENT
+from paceline_harness.patience import PATIENCE_S
 
 
 async def test_a_terminated_process_gives_its_leases_back(
@@ -27,7 +28,7 @@ async def test_a_terminated_process_gives_its_leases_back(
         await until(lambda: len(stage.rollouts[0].requests) == 3)
         assert [worker.kind for worker in stage.experience.joined] == [WORKER_KIND_ENVIRONMENT]
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
     finally:
         if process.returncode is None:
             process.kill()
@@ -48,6 +49,6 @@ async def test_wrong_settings_are_named(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "paceline_environment", str(settings), stderr=asyncio.subprocess.PIPE
     )
-    _, said = await asyncio.wait_for(process.communicate(), 60)
+    _, said = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode == 2
     assert b"slot: unknown field; allowed here:" in said

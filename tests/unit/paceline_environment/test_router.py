@@ -18,6 +18,7 @@ from paceline_environment.episodes.stages import Stages
 from paceline_environment.episodes.turn import PrefixHolders, Turn
 from paceline_environment.rollouts.router import RolloutRouter, RouterSlot
 from paceline_environment.roster import WorkerWatch
+from paceline_harness.patience import PATIENCE_S
 
 
 def worker(name: str, *, job: str = "", version: int = 0, most: int = 1) -> Worker:
@@ -164,7 +165,7 @@ async def test_an_unreachable_worker_is_retried_if_there_is_no_other() -> None:
     assert full.count("b") == 2
     assert len(stage.order) < 6
     stage.clock = 1.0
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while len(stage.order) < 4:
             await asyncio.sleep(0.05)
     await settle()

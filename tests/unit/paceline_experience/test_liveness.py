@@ -11,6 +11,7 @@ from paceline.config.service import ProbeSettings
 from paceline.server.liveness import ProcessProgress
 from paceline_experience.liveness import StoreLiveness
 from paceline_experience.store.store import Store
+from paceline_harness.patience import PATIENCE_S
 
 
 async def test_a_store_that_goes_and_comes_back() -> None:
@@ -18,7 +19,7 @@ async def test_a_store_that_goes_and_comes_back() -> None:
     progress = ProcessProgress(ProbeSettings(silent_s=100, dead_s=200), clock=lambda: now[0])
 
     async def pass_by(until: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while not until():
                 now[0] += 1
                 progress.check()

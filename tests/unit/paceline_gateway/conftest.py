@@ -18,6 +18,7 @@ from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_gateway.service import GatewayService, build
 from paceline_harness.jobs import JobsInMemory, jobs_in_memory, serve_jobs
 from paceline_harness.models.folders import write_empty_model
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import held_port
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Gateway:
         self.upstream = upstream
         self.upstream_port = port
         headers = {"authorization": f"Bearer {TOKEN}"}
-        self.http = httpx.AsyncClient(base_url=url, timeout=60.0, headers=headers)
+        self.http = httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, headers=headers)
         self.channel = connect(chassis.address, token=TOKEN)
         self.stub: JobsAsyncStub = JobsStub(self.channel)
 

@@ -29,6 +29,7 @@ from paceline.v1 import types_pb2
 from paceline.weights.placement import PublishedVersion, WeightHolder, WeightPlacement
 from paceline.weights.route import RouteShape, TransferProgress
 from paceline_gateway.http.events import lines
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Gateway
@@ -233,7 +234,7 @@ async def command(*words: str) -> tuple[int | None, str]:
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | {"COLUMNS": "200", "PACELINE_TOKEN": TOKEN},
     )
-    text, _ = await asyncio.wait_for(made.communicate(), 120.0)
+    text, _ = await asyncio.wait_for(made.communicate(), PATIENCE_S)
     return made.returncode, text.decode()
 
 

@@ -22,6 +22,7 @@ from paceline_gateway.access.authentication import FRESH_S, OUTAGE_S, Authentica
 from paceline_gateway.access.bootstrap import own_tokens
 from paceline_gateway.access.guard import host_of
 from paceline_gateway.access.refusals import MAX_REFUSALS, Refusal, Refusals
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from paceline.v1.access_pb2_grpc import AuthenticationAsyncStub
@@ -118,7 +119,7 @@ async def test_in_an_outage_known_tokens_stay_valid_for_a_while(world: World) ->
     (_, known), (_, other) = new_token(), new_token()
     # Every call in the outage lasts so long; one before it may last longer.
     world = World(world.keeper, world.keeper_stub, timeout_s=0.5)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not await entered(world, known):
             pass
     world.keeper.error = StoreError("gone")

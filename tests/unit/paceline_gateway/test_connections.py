@@ -24,6 +24,7 @@ from paceline.enums import WorkerKind
 from paceline.v1 import jobs_pb2 as pb
 from paceline_gateway.http.server import HttpConnection, WebServer
 from paceline_gateway.service import listen
+from paceline_harness.patience import PATIENCE_S
 
 TOKEN = "pl_bootstrap_of_these_tests"
 MEBI = 1 << 20
@@ -135,7 +136,7 @@ async def test_a_body_of_300_mb_is_not_kept(gateway: Process, length: bytes, tok
 async def told(channel: aio.Channel, name: str, data: bytes, **more: Any) -> grpc.StatusCode:
     call: Any = channel.unary_unary(f"/paceline.v1.{name}")
     try:
-        await call(data, timeout=60, **more)
+        await call(data, timeout=PATIENCE_S, **more)
     except aio.AioRpcError as refused:
         return refused.code()
     return grpc.StatusCode.OK
@@ -220,7 +221,7 @@ async def test_the_longest_waiting_connection_makes_room(small: int) -> None:
     slow = [await asyncio.open_connection("127.0.0.1", small) for _ in range(60)]
     for _, writer in slow:
         writer.write(b"GET / HTTP/1.1\r\n")
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         assert (await http.get(f"http://127.0.0.1:{small}/")).text == "ok"
     for reader, _ in slow:
         assert await answer_of(reader) == b""

@@ -26,6 +26,7 @@ from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_gateway.service import build
 from paceline_harness.certificates import Authority
 from paceline_harness.jobs import jobs_in_memory, serve_jobs
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
@@ -93,18 +94,18 @@ async def test_grpc_wants_the_token_and_no_certificate(served: Served) -> None:
         with pytest.raises(AuthenticationError):
             await call(stub.ListJobs, ASK)
         bearer = ("authorization", "Bearer a secret of a user")
-        reply = await stub.ListJobs(ASK, timeout=60, metadata=(bearer,))
+        reply = await stub.ListJobs(ASK, timeout=PATIENCE_S, metadata=(bearer,))
     assert list(reply.jobs) == []
 
 
 async def test_rest_is_served_with_the_same_certificate(served: Served) -> None:
     assert served.url.startswith("https://")
     trust = ssl.create_default_context(cadata=served.authority.decode())
-    async with httpx.AsyncClient(base_url=served.url, verify=trust, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=served.url, verify=trust, timeout=PATIENCE_S) as http:
         assert (await http.get("/v1/jobs")).status_code == 401
         passed = await http.get("/v1/jobs", headers={"authorization": "Bearer a secret of a user"})
         assert (passed.status_code, passed.json()["jobs"]) == (200, [])
-    async with httpx.AsyncClient(base_url=served.url, timeout=60) as stranger:
+    async with httpx.AsyncClient(base_url=served.url, timeout=PATIENCE_S) as stranger:
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await stranger.get("/v1/jobs")
 

@@ -10,6 +10,7 @@ from paceline.errors import ConfigError, InvalidError
 from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Gateway
@@ -17,7 +18,7 @@ else:
     Gateway = Any
 
 MEBI = 1 << 20
-ANSWER_S = 120.0  # some take long to be looked at, on a busy machine longer
+ANSWER_S = PATIENCE_S
 WIDE = "(?i)" + r"[\U00000001-\U0010ffff]" * 80
 
 
@@ -87,7 +88,7 @@ async def test_a_tokenizer_that_means_harm(
         spec_json=json.dumps(job), files={"config.json": b"{}", "tokenizer.json": data}
     )
     with pytest.raises(ConfigError, match=r"^model\.path: files: tokenizer\.json"):
-        await call(gateway.stub.SubmitJob, request, timeout_s=60)
+        await call(gateway.stub.SubmitJob, request, timeout_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize(

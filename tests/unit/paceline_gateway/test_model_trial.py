@@ -12,6 +12,7 @@ from paceline.errors import ConfigError
 from paceline.sandbox import landlock
 from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2 as pb
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Gateway
@@ -78,7 +79,7 @@ async def test_what_cannot_be_read_or_takes_too_much_is_refused_by_name(
     gateway: Gateway, job: dict[str, Any], changes: dict[str, Any], template: str, why: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{why}"):
-        await call(gateway.stub.SubmitJob, request(job, changes, template), timeout_s=60.0)
+        await call(gateway.stub.SubmitJob, request(job, changes, template), timeout_s=PATIENCE_S)
 
 
 REFUSES = "{{ raise_exception('only with a system message') }}"
@@ -92,6 +93,6 @@ async def test_others_are_accepted_and_tried_once(
     for _ in range(2):
         since = time.monotonic()
         asked = request(job, {}, template)
-        await call(gateway.stub.SubmitJob, asked, timeout_s=60.0)
+        await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)
         seconds.append(time.monotonic() - since)
     assert seconds[1] < seconds[0]

@@ -17,6 +17,7 @@ from paceline_gateway.access.rules import Routes
 from paceline_gateway.http import server as module
 from paceline_gateway.http.server import HttpConnection, WebServer
 from paceline_gateway.service import listen
+from paceline_harness.patience import PATIENCE_S
 
 LARGE = 32 << 20  # more than all buffers on the way
 TOKEN = "pl_bootstrap_of_these_tests"
@@ -98,7 +99,7 @@ async def test_a_client_that_reads_nothing_is_disconnected(
 ) -> None:
     writer = await answers.ask(path, close=close)
     assert answers.open == 1  # so long it counts among the calls of its token
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while answers.open or answers.web.server_state.connections:
             await asyncio.sleep(0.01)
     writer.close()
@@ -111,7 +112,7 @@ async def test_a_slow_reader_is_not_disconnected(answers: Answers, path: str) ->
     headers = {"authorization": f"Bearer {TOKEN}"}
     got, began = 0, asyncio.get_running_loop().time()
     async with (
-        httpx.AsyncClient(timeout=60) as http,
+        httpx.AsyncClient(timeout=PATIENCE_S) as http,
         http.stream("GET", url, headers=headers) as response,
     ):
         async for piece in response.aiter_bytes(1 << 20):
@@ -135,7 +136,7 @@ async def test_a_client_that_does_not_read_makes_room(
     for _ in range(30):
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             writers.append(await answers.ask("/open"))
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         assert (await http.get(f"http://127.0.0.1:{answers.port}/small")).content == bytes(2)
     assert len(writers) == 30
     assert said == ["too many connections"]  # once for all of them

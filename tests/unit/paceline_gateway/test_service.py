@@ -32,6 +32,7 @@ from paceline_gateway.submit.checks import MAX_FILES_BYTES, check_files
 from paceline_gateway.submit.trial import ModelTrial
 from paceline_gateway.upstream import Upstream
 from paceline_harness.jobs import serve_jobs
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Gateway
@@ -116,7 +117,7 @@ async def test_without_a_token_no_message_is_read(gateway: Gateway, name: str) -
             shape = channel.unary_stream if name == "WatchJob" else channel.unary_unary
             pairs = (("authorization", f"Bearer {token}"),) if token else ()
             with pytest.raises(grpc.RpcError) as caught:
-                list(shape(method)(b"\xff" * 10, timeout=60, metadata=pairs))
+                list(shape(method)(b"\xff" * 10, timeout=PATIENCE_S, metadata=pairs))
         error: Any = caught.value
         return error.code()
 

@@ -17,6 +17,7 @@ from paceline.rewards.code import program_in
 from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
 from paceline.types import Score, Task
+from paceline_harness.patience import PATIENCE_S
 from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.programs import FairPrograms
 from paceline_reward.scorer import Scorer
@@ -130,7 +131,7 @@ async def test_a_tenant_with_many_programs_does_not_hold_up_another(grade: Grade
     """Two slots: endless programs of one owner, and yet each score ends."""
     slow = [grade("while True: pass", timeout_s=0.3) for _ in range(4)]
     fast = grade(ADD)
-    found = await asyncio.wait_for(asyncio.gather(*slow, fast), 60.0)
+    found = await asyncio.wait_for(asyncio.gather(*slow, fast), PATIENCE_S)
     assert [each.reward for each in found] == [0.0, 0.0, 0.0, 0.0, 1.0]
 
 

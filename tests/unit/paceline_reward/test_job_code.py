@@ -22,6 +22,7 @@ from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.plugins import RewardInput
 from paceline.sandbox import landlock
 from paceline.types import Score
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.wheels import write_wheel
 from paceline_reward.job_pools import JobPools
 from paceline_reward.pool import ChildPool, plain_children
@@ -175,14 +176,14 @@ async def test_nothing_of_a_job_that_is_over_goes_on(
     await wait_until(lambda: len(own()) == 2)
     over = own()
     await pools.end("a")
-    scores = await asyncio.wait_for(hanging, 5)
+    scores = await asyncio.wait_for(hanging, PATIENCE_S)
     assert {each.status for each in scores} == {ScoreStatus.INFRA_ERROR}
     await wait_until(lambda: not any(map(psutil.pid_exists, over)))
     (other,) = await scored("count", item("x"), job="b")
     assert other.reward == 1.0
 
 
-async def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.02)

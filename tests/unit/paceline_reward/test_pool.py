@@ -13,6 +13,7 @@ import pytest
 from paceline.enums import ScoreStatus
 from paceline.plugins import RewardInput
 from paceline.types import Score
+from paceline_harness.patience import PATIENCE_S
 from paceline_reward.scorer import Scorer
 
 MakeItem = Callable[..., RewardInput]
@@ -82,7 +83,7 @@ async def test_one_that_left_with_the_pipes_holds_up_nothing(
     pid_file = tmp_path / "pid"
     reward = user("stray", timeout_s=LIMIT_S, pid_file=str(pid_file))
     try:
-        scores = await asyncio.wait_for(scorer.score(reward, [item("")]), 200)
+        scores = await asyncio.wait_for(scorer.score(reward, [item("")]), PATIENCE_S)
         assert [score.status for score in scores] == [INFRA]
     finally:
         os.kill(int(pid_file.read_text()), signal.SIGKILL)

@@ -22,6 +22,7 @@ from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import roster_pb2, roster_pb2_grpc, types_pb2
 from paceline.v1.options_pb2 import WORKER_KIND_REWARD
 from paceline.v1.reward_pb2_grpc import RewardStub
+from paceline_harness.patience import PATIENCE_S
 from paceline_reward.service import RewardService, build
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ async def score(running: Running, items: list[RewardInput], rewards: str) -> pb.
         for item in items
     ]
     request = pb.ScoreRequest(job_id="j", rewards_json=rewards, items=messages)
-    return await call(running.stub.Score, request, timeout_s=60.0, idempotent=True)
+    return await call(running.stub.Score, request, timeout_s=PATIENCE_S, idempotent=True)
 
 
 async def test_scores_in_the_order_of_the_items(running: Running, item: MakeItem) -> None:

@@ -25,10 +25,11 @@ from transformers import (
 from paceline.plugins import Engine, EngineOutput, EngineRequest
 from paceline.types import SamplingParams
 from paceline.weights import SnapshotHeader, Staging, plan
+from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.engines.torch.engine import TorchEngine
 
 VOCAB = 37
-PATIENCE_S = 120.0
+
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,

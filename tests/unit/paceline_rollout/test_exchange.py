@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 
 from paceline.errors import InvalidError, PacelineError, StateError
 from paceline.plugins import EngineRequest
+from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.activation import Activation, Gate, Swap
 from paceline_rollout.engines.torch.model import TorchModel
 from paceline_rollout.engines.torch.scheduler import Scheduler
 
 Ask = Callable[..., EngineRequest]
 PROMPT = [3, 1, 4, 1, 5]
-LIMIT_S = 120.0
+LIMIT_S = PATIENCE_S
 LONG = {"max_tokens": 90}
 OPTIONS: dict[str, Any] = {"max_context": 100, "flush_s": 0.0}
 

@@ -18,6 +18,7 @@ from paceline.transport.rpc import connect
 from paceline.types import PolicyVersion, SamplingParams
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.weights import WeightServer
+from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.engines.simulated import SimulatedEngine
 from paceline_rollout.liveness import RolloutLiveness
 from paceline_rollout.streams import CallerRequest, StreamMultiplexer
@@ -129,7 +130,7 @@ async def test_an_engine_that_hangs_makes_the_probes_fail(worker: Worker) -> Non
     await worker.passes(60)
     assert worker.verdict == (False, False)
     worker.frozen_at = None
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE_S):
         while worker.multiplexer.num_open:
             await asyncio.sleep(0.01)
     await worker.passes(1)
@@ -144,7 +145,7 @@ async def test_without_weights_and_for_a_version_to_come_requests_only_wait(
     await worker.passes(1000)
     assert worker.verdict == (True, True)
     await loaded(worker)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE_S):
         while worker.multiplexer.num_open:
             await asyncio.sleep(0.01)
     worker.ask("later", pinned=9)

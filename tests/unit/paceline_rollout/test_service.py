@@ -26,13 +26,14 @@ from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
 from paceline.v1.rollout_pb2_grpc import RolloutStub
 from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
 from paceline.weights import Staging, WeightServer, pull
+from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.job import build_engine
 from paceline_rollout.service import RolloutService
 
 if TYPE_CHECKING:
     from paceline.v1.rollout_pb2_grpc import RolloutAsyncStub
 
-PATIENCE_S = 120.0
+
 SPEC: dict[str, Any] = {
     "name": "job",
     "model": {"path": "unused"},

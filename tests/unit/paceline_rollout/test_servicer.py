@@ -17,6 +17,7 @@ from paceline.types import PolicyVersion, SamplingParams
 from paceline.v1 import rollout_pb2, types_pb2
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1.rollout_pb2_grpc import RolloutStub, add_RolloutServicer_to_server
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import FakeClock
 from paceline_rollout.engines.simulated import SimulatedEngine
 from paceline_rollout.servicer import RolloutServicer
@@ -24,9 +25,6 @@ from paceline_rollout.streams import CallerRequest, StreamMultiplexer
 
 if TYPE_CHECKING:
     from paceline.v1.rollout_pb2_grpc import RolloutAsyncStub
-
-
-PATIENCE_S = 60.0
 
 
 class Header:

@@ -19,6 +19,7 @@ from paceline.errors import AuthenticationError, InvalidError, NotFoundError, Un
 from paceline.plugins import EngineRequest
 from paceline.testing.engines import ask, snapshot
 from paceline.types import VersionRun
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.sglang import KNOBS, FakeSglang
 from paceline_rollout.engines.sglang.answers import (
     ServerRequest,
@@ -200,7 +201,7 @@ async def test_statuses_become_errors():
     with pytest.raises(InvalidError, match="mode never: unknown"):
         await good.pause("never")
     with pytest.raises(InvalidError, match="input_ids is empty"):
-        await good.generate({"input_ids": []}, timeout_s=60)
+        await good.generate({"input_ids": []}, timeout_s=PATIENCE_S)
     with pytest.raises(InvalidError, match="no weight update is open"):
         await good.end_update()
     with pytest.raises(NotFoundError):

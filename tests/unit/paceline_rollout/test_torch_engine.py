@@ -11,6 +11,7 @@ from transformers import Qwen2Config
 
 from paceline.errors import InvalidError
 from paceline.plugins import EngineRequest
+from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.engines.torch.model import TorchModel
 
 Ask = Callable[..., EngineRequest]
@@ -192,7 +193,7 @@ async def test_an_aborted_request_returns_all_sampled_tokens(
 ):
     async with open_torch(model_of(), max_context=120, flush_s=60.0) as out:
         out.engine.submit([request_of(name, [1], max_tokens=110) for name in "ab"])
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             while out.engine.status().tokens_generated < 10:
                 await asyncio.sleep(0)
         out.engine.abort(["a", "b"])

@@ -20,11 +20,11 @@ from paceline.errors import NotFoundError, UnavailableError
 from paceline.progress import LedgerProgress
 from paceline.telemetry.metrics import Metrics
 from paceline.types import Job, JobStatus, TrackerStatus, Trajectory, Worker
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import FakeClock
 from paceline_tracking.history import ROWS, TrackedRow
 from paceline_tracking.service import ALL_S, MISSED, MOST_LATE, TrackerSyncs
 
-PATIENCE_S = 120.0
 SPEC = {
     "name": "a",
     "model": {"path": "models/tiny"},

@@ -15,11 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_harness.patience import PATIENCE_S
 from paceline_tracking.child import TrackerError, TrackerProcess
 from paceline_tracking.host import Host
 from paceline_tracking.sync import TrackerSync
-
-PATIENCE_S = 120.0
 
 
 async def until(done: Callable[[], bool]) -> None:

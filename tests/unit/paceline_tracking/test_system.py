@@ -10,6 +10,7 @@ from paceline.enums import WorkerKind
 from paceline.errors import UnavailableError
 from paceline.progress import LedgerProgress
 from paceline.types import Worker
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import FakeClock
 from paceline_tracking.history import HistoryReader
 from paceline_tracking.system import MOST, System
@@ -74,7 +75,7 @@ async def test_an_unreachable_ledger_stops_nothing() -> None:
     looks.away = True
     system = watching(looks, FakeClock())
     task = asyncio.create_task(system.run())
-    async with asyncio.timeout(120.0):
+    async with asyncio.timeout(PATIENCE_S):
         while looks.asked < 3:
             await asyncio.sleep(0.001)
         looks.away = False

@@ -30,6 +30,7 @@ from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import place_of
 from paceline_trainer.weights.publish import WeightCopy, fill
 
@@ -132,7 +133,7 @@ def _run_ranks(world: int, what: str, folder: Path) -> None:
     command += [f"--nproc-per-node={world}", str(WORKER), what, str(folder)]
     environment = {**os.environ, **place_of(world)}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=250, check=False, env=environment
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from paceline.errors import UnavailableError
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
+from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.columns import columns
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.data import assemble
@@ -146,7 +147,7 @@ def test_chunks_are_ready_before_the_last_tensor_is_gathered(llama: Path, group:
     for name, tensor in tensors[:-1]:
         coming.put(name, tensor)
     filled = whole.entries[-1].offset // 4096
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while staging.num_ready < filled and time.monotonic() < deadline:
         time.sleep(0.01)
     assert staging.num_ready == filled
@@ -184,4 +185,4 @@ def test_nobody_waits_for_tensors_once_the_publication_is_over() -> None:
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(list, coming)
         coming.close()
-        assert [name for name, _ in reader.result(timeout=60)] == ["a"]
+        assert [name for name, _ in reader.result(timeout=PATIENCE_S)] == ["a"]

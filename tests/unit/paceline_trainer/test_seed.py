@@ -27,13 +27,14 @@ from paceline.weights.snapshot.manifest import plan
 from paceline.weights.snapshot.staging import Staging
 from paceline.weights.transfer.server import WeightServer
 from paceline.weights.transfer.version_transfer import Transfer
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import ON_CPU
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.weights.publish import Publisher, TensorQueue, WeightCopy
 from paceline_trainer.weights.seeder import WeightSeeder
 
 RANKS = Path(__file__).with_name("ranks.py")
-LIMIT_S = 200.0
+LIMIT_S = PATIENCE_S
 
 
 @asynccontextmanager

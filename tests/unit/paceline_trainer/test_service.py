@@ -21,6 +21,7 @@ from paceline.transport.rpc import call, connect
 from paceline.v1 import trainer_pb2 as pb
 from paceline.v1.options_pb2 import WORKER_KIND_TRAINER
 from paceline.v1.trainer_pb2_grpc import TrainerStub
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
 from paceline_harness.processes import ON_CPU, place_of
 from paceline_trainer.checkpoints.folders import META
@@ -29,7 +30,7 @@ from paceline_trainer.ranks.distributed import device_of
 from paceline_trainer.ranks.rank_info import RankInfo, find_rank
 from paceline_trainer.ranks.start import of_rank, run
 
-LIMIT_S = 200.0
+LIMIT_S = PATIENCE_S
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
 
 
@@ -122,7 +123,9 @@ async def test_the_trainer_joins_answers_and_exits_cleanly(one_job: Any, tmp_pat
     assert worker.kind == WORKER_KIND_TRAINER
     assert worker.weights_endpoint == one_job.versions[0].weights_endpoint
     async with connect(worker.endpoint) as channel:
-        status = await call(TrainerStub(channel).Status, pb.TrainerStatusRequest(), timeout_s=60)
+        status = await call(
+            TrainerStub(channel).Status, pb.TrainerStatusRequest(), timeout_s=PATIENCE_S
+        )
     assert status.step >= 2
     process.send_signal(signal.SIGTERM)
     code, stderr = await end(process)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from paceline.config.job import OptimizerSpec
 from paceline.errors import ConfigError, PacelineError, UnavailableError
+from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.checkpoints.folders import META
 from paceline_trainer.checkpoints.storage import Storage
@@ -276,7 +277,7 @@ def test_a_replaced_trainer_that_keeps_running_does_no_harm(llama: Path, group: 
         slow = threading.Thread(target=lambda: ended(lambda: old.save(30, 1)))
         hold_at(operation, slow, stopped, go)
         slow.start()
-        assert stopped.wait(120)
+        assert stopped.wait(PATIENCE_S)
         new.checkpoints(2).discard_after(20)
         new.save(25, 2)
         new.save(30, 2)
@@ -309,7 +310,7 @@ def hold_at(
         seen += 1
         if seen == operation:
             stopped.set()
-            assert go.wait(120)
+            assert go.wait(PATIENCE_S)
 
     Fragile.events.hook = hook
 

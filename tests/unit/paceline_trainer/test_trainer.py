@@ -23,6 +23,7 @@ from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.weights import Staging, WeightServer, pull
 from paceline.weights.cost import MIN_CHUNK_BYTES
+from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.liveness import TrainerLiveness
@@ -36,7 +37,7 @@ from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
 from paceline_trainer.weights.publish import Publisher, Snapshotter
 from paceline_trainer.work_thread import WorkThread
 
-LIMIT_S = 200.0
+LIMIT_S = PATIENCE_S
 Make = Callable[..., Trainer]
 
 
@@ -286,7 +287,7 @@ async def test_a_refused_publication_ends_it_while_it_waits_for_a_batch(
     """Nothing is sampled by a version that nobody serves: that batch would never come."""
     one_job.forgetful, one_job.holds_from = True, 0
     with pytest.raises(StateError, match="version 0 is served, but numbered 1 now"):
-        await asyncio.wait_for(make(1).run(), 30.0)
+        await asyncio.wait_for(make(1).run(), PATIENCE_S)
 
 
 async def test_stopped_between_steps_it_checkpoints(one_job: Any, make: Make) -> None:

@@ -25,6 +25,7 @@ from paceline.files import tail
 from paceline_harness.cluster.api import ApiServer
 from paceline_harness.cluster.nodes.settings import Node, Settings
 from paceline_harness.cluster.objects import Objects
+from paceline_harness.patience import PATIENCE_S
 
 _NAMESPACES = ("unshare", "--mount", "--propagation=private", "--pid", "--fork")
 _PROBE = """
@@ -35,8 +36,8 @@ ip netns exec probe iptables -t nat -A POSTROUTING -m conntrack --ctstate DNAT -
 mkdir /tmp/up /tmp/work
 mount -t overlay overlay -o lowerdir=/,upperdir=/tmp/up,workdir=/tmp/work /mnt
 """
-_START_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = PATIENCE_S
+_STOP_TIMEOUT_S = PATIENCE_S
 _LOG_BYTES = 3000
 _VARIABLES = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 _RESOURCES = {"cpu": "64", "memory": "256Gi", "pods": "110"}
@@ -140,7 +141,7 @@ class Cluster(Objects):
         self._started.close()
 
     def until(
-        self, condition: Callable[[], object], what: str, *, timeout_s: float = 120.0
+        self, condition: Callable[[], object], what: str, *, timeout_s: float = PATIENCE_S
     ) -> None:
         """Wait for a condition, polled ten times per second.
 
@@ -182,7 +183,7 @@ class Cluster(Objects):
         *,
         container: str = "",
         namespace: str = "",
-        timeout_s: float = 30.0,
+        timeout_s: float = PATIENCE_S,
     ) -> tuple[int, str]:
         """Run a command in a container; returns the exit code and combined output.
 

@@ -13,6 +13,8 @@ from kubernetes import client, config, dynamic
 from kubernetes.client import ApiException
 from urllib3 import Retry
 
+from paceline_harness.patience import PATIENCE_S
+
 Object = dict[str, Any]
 _MANAGER = "paceline-testing"
 _API_VERSIONS = {
@@ -145,7 +147,7 @@ class Objects:
             spec["taints"] = list(taints)
         self.patch("Node", node, {"spec": spec})
 
-    def drain(self, node: str, *, timeout_s: float = 60.0) -> None:
+    def drain(self, node: str, *, timeout_s: float = PATIENCE_S) -> None:
         """Cordon a node, evict its pods within their disruption budgets, and wait for their end.
 
         Raises:

@@ -38,6 +38,7 @@ from paceline_gateway.service import GatewayService, listen
 from paceline_harness.lifecycle.late import HoldingRegistry, LateRequest
 from paceline_harness.lifecycle.machine import Machine
 from paceline_harness.lifecycle.processes import SimulatedProcess
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
 from paceline_harness.wires import Wire
 
@@ -318,7 +319,7 @@ async def _chassis(settings: ServiceSettings) -> Chassis:
     raise AssertionError(f"port {settings.port} stays taken")
 
 
-async def retried(ask: Callable[[], Awaitable[Answer]], *, within_s: float = 60.0) -> Answer:
+async def retried(ask: Callable[[], Awaitable[Answer]], *, within_s: float = PATIENCE_S) -> Answer:
     """Ask again while services are away; returns the answer.
 
     Raises:

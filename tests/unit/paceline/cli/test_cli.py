@@ -27,6 +27,7 @@ from paceline.errors import InvalidError
 from paceline.local.ports import USUAL_PORT, is_free
 from paceline.progress import LedgerProgress
 from paceline.types import JobStatus
+from paceline_harness.patience import PATIENCE_S
 
 COMMANDS = [
     "run",
@@ -53,7 +54,7 @@ SPEC = {
 
 def paceline(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "paceline.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd)
 
 
 @contextmanager
@@ -319,7 +320,7 @@ def test_logs_follow_and_end_with_130_when_interrupted(
         handle.write("more\n")
     assert following.stdout.readline() == "more\n"
     os.kill(following.pid, signal.SIGTERM)
-    assert following.wait(timeout=60) == 130
+    assert following.wait(timeout=PATIENCE_S) == 130
 
 
 def test_a_model_folder_becomes_absolute(job: Path) -> None:

@@ -28,6 +28,7 @@ from paceline.cli.doctor.finding import Condition
 from paceline.local.ports import USUAL_PORT, is_free
 from paceline.local.store import server_binary
 from paceline_harness.cluster.api import ApiServer
+from paceline_harness.patience import PATIENCE_S
 
 OK, NOTE, BROKEN = Condition.OK, Condition.NOTE, Condition.BROKEN
 
@@ -40,7 +41,7 @@ class Refusing(BaseHTTPRequestHandler):
 def doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "paceline.cli", "doctor", *words]
     places = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=places)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=places)
 
 
 def test_a_machine_is_told_in_one_object(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_each_node_of_a_store_that_is_a_cluster_is_looked_at(tmp_path: Path) -> 
     try:
         with Redis(port=port, retry=Retry(ConstantBackoff(0.1), 300)) as node:
             node.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + PATIENCE_S
             while "'cluster_state': 'ok'" not in str(node.execute_command("CLUSTER INFO")):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
@@ -191,7 +192,7 @@ def test_a_gateway_that_is_away_is_broken(tmp_path: Path) -> None:
 
 def test_a_cluster_is_asked_by_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = [sys.executable, str(Path(__file__).parents[4] / "deploy" / "helm" / "tools.py")]
-    done = subprocess.run(tools, check=True, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(tools, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
     kubectl = json.loads(done.stdout)["kubectl"]
     with ApiServer(folder=tmp_path / "api") as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))

@@ -32,6 +32,7 @@ from paceline.server.chassis import Chassis, serve
 from paceline_gateway.service import GatewayService, build
 from paceline_harness.jobs import JobsInMemory, jobs_in_memory, serve_jobs
 from paceline_harness.models.folders import write_empty_model
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
 
 TO_THE_END = (JobState.STARTING, JobState.RUNNING, JobState.SUCCEEDED)
@@ -179,7 +180,7 @@ async def test_watch_and_wait(client: AsyncClient, gateway: Gateway, job: dict[s
     job_id = (await client.submit(job)).status.job_id
     with pytest.raises(DeadlineError, match=f"job {job_id} has not ended in time"):
         await client.wait(job_id, timeout_s=0.0)
-    waiting = asyncio.create_task(client.wait(job_id, timeout_s=60.0))
+    waiting = asyncio.create_task(client.wait(job_id, timeout_s=PATIENCE_S))
     watching = client.watch(job_id)
     assert (await anext(watching)).status.state is JobState.QUEUED
     await gateway.jobs.measure(job_id, loss=1.0)

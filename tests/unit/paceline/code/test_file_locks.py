@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.code.file_locks import locked, remove_unused, try_lock, unlock
+from paceline_harness.patience import PATIENCE_S
 
 # Adds 1 to a number in a file, with a pause in which another holder of the lock would be seen.
 COUNTS = """
@@ -34,7 +35,7 @@ def test_only_one_holds_a_lock_although_each_removes_its_file(tmp_path: Path) ->
     lock, count = tmp_path / "x.lock", tmp_path / "count"
     count.write_text("0")
     workers = [subprocess.Popen([sys.executable, "-c", COUNTS, lock, count]) for _ in range(4)]
-    assert [each.wait(30) for each in workers] == [0] * 4
+    assert [each.wait(PATIENCE_S) for each in workers] == [0] * 4
     assert count.read_text() == "400"
     assert not lock.exists()
 

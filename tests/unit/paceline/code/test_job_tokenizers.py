@@ -30,6 +30,7 @@ from paceline.sandbox.sandbox import Sandbox
 from paceline.sandbox.zygote import NAMESPACES
 from paceline.tokens.chat import Tokenizer
 from paceline.tokens.dialogue import DialogueState
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import sealed_processes
 
 pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
@@ -296,6 +297,6 @@ async def test_a_process_that_answers_something_else_is_not_believed(head: dict[
 
 
 async def none_is_left() -> None:
-    async with asyncio.timeout(5):  # the kernel takes a moment
+    async with asyncio.timeout(PATIENCE_S):  # the kernel takes a moment
         while sealed_processes():
             await asyncio.sleep(0.01)

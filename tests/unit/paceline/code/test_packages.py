@@ -21,6 +21,7 @@ from paceline.code.packages import Packages
 from paceline.config.packages import PackageSettings
 from paceline.fair_queue import QueueOwner
 from paceline.telemetry.metrics import Metrics
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import goes_on
 from paceline_harness.wheels import write_wheel
 
@@ -217,7 +218,7 @@ async def test_a_worker_that_is_killed_while_it_installs_leaves_nothing_half_don
     cache = tmp_path / "cache"
     for _ in range(3):
         worker = subprocess.Popen([sys.executable, "-c", KILLED, code, cache])
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while not list(cache.glob("new-*/site")):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@ from paceline.files import lock_for_life
 from paceline.local.processes import Processes
 from paceline.local.store import EmbeddedStore, check_url
 from paceline.local.supervisor import Local
+from paceline_harness.patience import PATIENCE_S
 
 
 def store_in(run_dir: Path) -> EmbeddedStore:
@@ -144,7 +145,7 @@ def processes_of(run_dir: Path) -> dict[str, int]:
 
 
 def wait_for(run_dir: Path, names: set[str], *, without: int = 0) -> dict[str, int]:
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         found = processes_of(run_dir)
         if names <= set(found) and without not in found.values():
@@ -202,4 +203,4 @@ def test_limits_from_a_file_reach_every_process(tmp_path: Path) -> None:
             assert (told.tenant.submitted, told.reason_bytes) == (3, 512)
     finally:
         served.terminate()
-        served.wait(60)
+        served.wait(PATIENCE_S)

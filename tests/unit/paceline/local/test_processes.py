@@ -18,6 +18,7 @@ from paceline.local.ports import PortSlots, is_free
 from paceline.local.processes import Processes, summarise
 from paceline.server.failures import describe
 from paceline.server.restarts import RestartBackoff
+from paceline_harness.patience import PATIENCE_S
 
 SLEEP = "import time; time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True)\n" + (
@@ -34,7 +35,7 @@ time.sleep(600)
 """
 
 
-def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def until(holds: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, "waited for too long"
@@ -143,7 +144,7 @@ def test_a_process_about_to_start_is_recorded(processes: Processes, tmp_path: Pa
     assert [record.mark for record in other.records()] == [mark]
     assert not other.alive("a")
     other.stop("a", grace_s=1)
-    assert child.wait(60) == -signal.SIGKILL
+    assert child.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def test_supervisors_share_a_folder(processes: Processes, tmp_path: Path) -> None:

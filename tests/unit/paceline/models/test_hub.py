@@ -15,6 +15,7 @@ import pytest
 
 from paceline_harness.models.folders import NO_TENSORS
 from paceline_harness.models.hub import FakeHub, serving_hub
+from paceline_harness.patience import PATIENCE_S
 
 TOKEN = "hf_secret_of_these_tests"
 FILES = {
@@ -64,7 +65,7 @@ class Machine:
             | env,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert result.returncode == 0, result.stderr
@@ -198,7 +199,7 @@ def test_data_are_shown_with_the_tokenizer_of_the_hub(
         env=os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

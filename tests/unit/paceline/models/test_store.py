@@ -18,6 +18,7 @@ from paceline.errors import ConfigError, UnavailableError
 from paceline.models.resolve import ModelResolver
 from paceline.models.weights import check_header
 from paceline_harness.models.folders import NO_TENSORS
+from paceline_harness.patience import PATIENCE_S
 
 FILES = {
     "config.json": b"{}",
@@ -90,7 +91,7 @@ def test_processes_share_one_download(tmp_path: Path) -> None:
     spec = resolver(tmp_path / "run").find(ModelSpec(path=url), NAMES, max_bytes=1000).spec
     command = [sys.executable, "-c", CHILD, url, spec.digest, str(tmp_path / "run")]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    printed = {child.communicate(timeout=60)[0].strip() for child in children}
+    printed = {child.communicate(timeout=PATIENCE_S)[0].strip() for child in children}
     assert printed == {str(tmp_path / "run/cache/models/stores" / spec.digest)}
     got = Path(printed.pop(), "model.safetensors").read_bytes()
     assert got == (source / "model.safetensors").read_bytes()

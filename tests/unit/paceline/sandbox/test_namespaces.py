@@ -17,6 +17,7 @@ from paceline.errors import UnavailableError
 from paceline.plugins import ProgramEnding, ProgramLimits
 from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import warm_process
 
 pytestmark = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
@@ -117,7 +118,7 @@ async def test_its_processes_end_with_it(sandbox: Sandbox) -> None:
 async def test_its_processes_end_when_it_is_killed(sandbox: Sandbox, killed: str) -> None:
     source = LEAVES_PROCESSES + "time.sleep(60)"
     running = asyncio.create_task(run(sandbox, source))
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_S):
         while len(descendants()) < 6:  # who waits, init, the program, and what it has left
             await asyncio.sleep(0.01)
     before = descendants()
@@ -126,7 +127,7 @@ async def test_its_processes_end_when_it_is_killed(sandbox: Sandbox, killed: str
     else:
         os.kill(warm_process().pid, signal.SIGKILL)
     await asyncio.gather(running, return_exceptions=True)
-    _, alive = await asyncio.to_thread(psutil.wait_procs, before, timeout=10.0)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, before, timeout=PATIENCE_S)
     assert not alive
 
 

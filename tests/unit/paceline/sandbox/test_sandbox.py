@@ -19,6 +19,7 @@ from paceline.plugins import ProgramEnding, ProgramLimits, ProgramOutcome
 from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
 from paceline.sandbox.zygote import MAX_THREADS
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import warm_process
 
 pytestmark = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
@@ -137,7 +138,7 @@ async def test_a_cancelled_run_is_killed(sandbox: Sandbox) -> None:
         await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE_S):
         while warm_process().children():
             await asyncio.sleep(0.01)
 
@@ -159,7 +160,7 @@ async def test_forks_that_are_given_up_confuse_no_other(sandbox: Sandbox) -> Non
         giving_up = [given_up(number) for number in range(6)]
         found = await asyncio.gather(*(wanted(number) for number in range(3)), *giving_up)
         assert found[:3] == [b"0\n", b"1\n", b"2\n"]
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE_S):
         while warm_process().children():
             await asyncio.sleep(0.01)
     before = psutil.Process().num_fds()
@@ -183,7 +184,7 @@ async def test_a_killed_warm_process_takes_its_programs_along_and_is_replaced(
         await asyncio.sleep(0.01)
     os.kill(first.pid, signal.SIGKILL)
     with pytest.raises(UnavailableError, match="its process has ended"):
-        await asyncio.wait_for(running, 10.0)
+        await asyncio.wait_for(running, PATIENCE_S)
     _, alive = psutil.wait_procs(children, timeout=5.0)
     assert not alive
     assert (await run(sandbox, "print(2)")).stdout == b"2\n"

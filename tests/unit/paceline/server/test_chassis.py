@@ -19,9 +19,10 @@ from paceline.config import ServiceSettings
 from paceline.enums import WorkerKind
 from paceline.server.chassis import address_of
 from paceline_harness.certificates import Authority
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
 
-WAIT_S = 120.0  # only prevents hanging
+WAIT_S = PATIENCE_S
 SERVICE = """
 import asyncio, os, subprocess, sys, threading, time
 from paceline.server.chassis import Chassis, Service, main

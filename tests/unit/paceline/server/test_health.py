@@ -10,6 +10,7 @@ from paceline.config.service import ProbeSettings
 from paceline.errors import UnavailableError
 from paceline.server.health import Health, Probes
 from paceline.telemetry.metrics import Metrics
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
 
 
@@ -99,7 +100,7 @@ async def test_a_blocked_event_loop_fails_the_probes(
 def test_a_silent_caller_does_not_block_others(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))):
-        assert httpx.get(f"{url}/livez", timeout=60).status_code == 200
+        assert httpx.get(f"{url}/livez", timeout=PATIENCE_S).status_code == 200
 
 
 def test_a_taken_port_is_named_and_a_closed_one_is_free() -> None:

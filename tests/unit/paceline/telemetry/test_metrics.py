@@ -8,6 +8,7 @@ from paceline.telemetry.metric_names import NAMES, OTHER, VALUES
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.usage import STALL_TICKS, TICK_S, Usage
 from paceline_experience.ledger.meter import JobMeter
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import FakeClock
 
 
@@ -143,7 +144,7 @@ async def test_a_watched_usage_exports_busy_seconds() -> None:
     usage = Usage(metrics, service="reward")
     usage.measure_slots(lambda: 4.0, capacity=8)
     watching = asyncio.create_task(usage.watch())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not read(metrics, "paceline_busy_seconds_total", service="reward"):
             await asyncio.sleep(0.05)
     watching.cancel()

@@ -10,6 +10,7 @@ import yaml
 
 from paceline.local.processes import Processes
 from paceline.telemetry.monitoring import DASHBOARDS, RULES, Targets, lay_out, targets_of
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.prometheus import MISSING, installed
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -69,6 +70,6 @@ def test_laying_out_files_can_be_repeated(tmp_path: Path) -> None:
 def test_prometheus_accepts_the_laid_out_files(tmp_path: Path) -> None:
     lay_out(tmp_path)
     command = ["promtool", "check", "config", str(tmp_path / "prometheus.yml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rules found" in done.stdout

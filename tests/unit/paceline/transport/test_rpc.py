@@ -20,12 +20,13 @@ from paceline.telemetry.metrics import Metrics
 from paceline.transport import rpc
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import reward_pb2_grpc as pb_grpc
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from paceline.v1.reward_pb2_grpc import RewardAsyncStub
 
 
-WAIT_S = 60.0  # only prevents hanging
+WAIT_S = PATIENCE_S
 
 
 class Flaky(pb_grpc.RewardServicer):

@@ -16,6 +16,7 @@ from paceline.server.chassis import bind
 from paceline.transport import rpc
 from paceline.transport.tls import wait_for_renewal
 from paceline_harness.certificates import Authority
+from paceline_harness.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ async def served(tls: TlsSettings | None) -> AsyncGenerator[str]:
 async def answers(address: str, tls: TlsSettings | None) -> bool:
     async with rpc.connect_as(settings_of(tls), address) as channel:
         check: Any = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
-        reply = await rpc.call(check, health_pb2.HealthCheckRequest(), timeout_s=60)
+        reply = await rpc.call(check, health_pb2.HealthCheckRequest(), timeout_s=PATIENCE_S)
     return reply.status == health_pb2.HealthCheckResponse.SERVING
 
 

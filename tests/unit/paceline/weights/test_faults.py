@@ -26,11 +26,12 @@ from paceline.weights.route import ChunkSource, Route, TransferEvent, TransferRe
 from paceline.weights.snapshot import delta
 from paceline.weights.stream import frames
 from paceline.weights.stream.frames import ChunkFrame, TrailerFrame
+from paceline_harness.patience import PATIENCE_S
 
 CHUNK = 2048
 NUM_CHUNKS = 12
 KEY = b"secret"
-WAIT_S = 60.0  # only prevents hanging
+WAIT_S = PATIENCE_S
 ENTRIES, TOTAL = plan([("a", "uint8", (CHUNK * NUM_CHUNKS - 7,))])
 Send = Callable[[asyncio.StreamWriter], Awaitable[None]]
 

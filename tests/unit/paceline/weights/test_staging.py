@@ -21,6 +21,7 @@ from paceline.weights.snapshot.manifest import ITEM_BYTES
 from paceline.weights.snapshot.memory import SharedMemoryPool
 from paceline.weights.stream import frames
 from paceline.weights.stream.frames import ChunkFrame, HeaderFrame, TrailerFrame
+from paceline_harness.patience import PATIENCE_S
 
 Spec = tuple[str, str, tuple[int, ...]]
 SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
@@ -270,7 +271,7 @@ async def test_a_thread_fills_while_a_loop_waits() -> None:
     staging, go = Staging(header), threading.Event()
 
     def work() -> None:
-        go.wait(60)
+        go.wait(PATIENCE_S)
         for index in range(50):
             staging.fill(index * 64, bytes(64))
         staging.finish()
@@ -280,7 +281,7 @@ async def test_a_thread_fills_while_a_loop_waits() -> None:
     waits = [asyncio.create_task(staging.wait(index)) for index in range(51)]
     await asyncio.sleep(0)
     go.set()
-    await asyncio.wait_for(asyncio.gather(*waits), 60)
+    await asyncio.wait_for(asyncio.gather(*waits), PATIENCE_S)
     thread.join()
     assert staging.complete
 

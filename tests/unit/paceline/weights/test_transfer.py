@@ -16,10 +16,11 @@ from paceline.weights import SnapshotHeader, Staging, WeightServer, plan, pull
 from paceline.weights.route import ChunkSource, Route, TransferReport
 from paceline.weights.stream.frames import ChunkRequest, bitmap, parse_request, request_body
 from paceline.weights.transfer.version_transfer import Transfer
+from paceline_harness.patience import PATIENCE_S
 
 CHUNK = 4096
 NUM_CHUNKS = 20
-WAIT_S = 60.0  # only prevents hanging
+WAIT_S = PATIENCE_S
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 

@@ -16,6 +16,7 @@ from paceline.telemetry.metrics import Metrics
 from paceline.types import PolicyVersion
 from paceline.weights import Receiver, SnapshotHeader, Staging, Transfer, WeightServer, plan
 from paceline.weights.route import ChunkSource, Route, TransferReport
+from paceline_harness.patience import PATIENCE_S
 
 CHUNK = 4096
 NUM_CHUNKS = 20
@@ -119,7 +120,7 @@ async def working(*workers: Worker) -> AsyncGenerator[tuple[WeightServer, str]]:
 
 
 async def until(found: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not found():
             await asyncio.sleep(0.005)
 
@@ -339,7 +340,7 @@ async def test_many_children_share_a_cap_without_stalls() -> None:
         )
         for _ in range(16)
     ]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(transfer.run() for transfer in transfers))
     await server.close()
     # With the cap a chunk takes 1.3 s, which is just below the default limit for slow.

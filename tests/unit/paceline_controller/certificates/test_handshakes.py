@@ -16,6 +16,7 @@ from paceline_controller.certificates.config import DOMAIN, Issue
 from paceline_controller.certificates.content import Data, leaf_data
 from paceline_controller.certificates.issue import State, renew
 from paceline_controller.certificates.pair import renewal
+from paceline_harness.patience import PATIENCE_S
 
 MakeIssue = Callable[..., Issue]
 
@@ -50,7 +51,7 @@ def shake(server_has: Data, client_has: Data, name: str = DOMAIN) -> bool:
     )
     try:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
+        stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
     except grpc.RpcError:
         return False
     finally:

@@ -26,6 +26,7 @@ from paceline_controller.runtimes.kubernetes.connection import (
     configuration,
 )
 from paceline_controller.runtimes.kubernetes.resources import DEPLOYMENTS, JOBS, LEASES, PODS
+from paceline_harness.patience import PATIENCE_S
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -56,7 +57,9 @@ class Api:
 
         self.handler = reply
 
-    async def connect(self, port: int, *, timeout_s: float = 60.0, **more: Any) -> KubernetesClient:
+    async def connect(
+        self, port: int, *, timeout_s: float = PATIENCE_S, **more: Any
+    ) -> KubernetesClient:
         path = self.folder / "kubeconfig"
         config = {
             "current-context": "c",

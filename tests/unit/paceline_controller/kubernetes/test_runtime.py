@@ -26,6 +26,7 @@ from paceline_controller.runtimes.kubernetes.resources import (
     Object,
 )
 from paceline_controller.runtimes.kubernetes.runtime import LOG_S, KubernetesRuntime
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import MadeUpCredentials
 
 TEMPLATE: dict[str, Any] = {
@@ -178,7 +179,7 @@ async def test_last_words_do_not_wait_long_for_a_log(templates: Path) -> None:
     runtime = await runtime_of(server, templates, log_s=0.5)
     assert "the end" in await runtime.last_words("rollout-a-1")
     server.log_s = 60.0
-    words = await asyncio.wait_for(runtime.last_words("rollout-a-1"), 10)
+    words = await asyncio.wait_for(runtime.last_words("rollout-a-1"), PATIENCE_S)
     assert "ended with 1 (Error)" in words
     assert "(no log within 0.5 s)" in words
 

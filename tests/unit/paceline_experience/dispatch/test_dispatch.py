@@ -24,6 +24,7 @@ from paceline_experience.ledger.ledger import EpisodeKey
 from paceline_experience.ledger.sources import make_sampler
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Site, Sites
@@ -80,7 +81,7 @@ class Service:
 
     async def first(self, *told: WorkerReport) -> LeaseDelta:
         async with aclosing(cast(Any, self.serve(*told))) as handouts:
-            return await asyncio.wait_for(anext(handouts), 60)
+            return await asyncio.wait_for(anext(handouts), PATIENCE_S)
 
     def broken_by(self, error: Exception, *verbs: str) -> None:
         async def fails(*_: Any, **__: Any) -> Any:
@@ -227,9 +228,9 @@ async def test_what_was_leased_before_the_store_went_away_is_handed_out(service:
     for name in service.jobs:
         service.entry(name).ledger.lease = leasing(name)
     handouts = service.serve(WorkerReport("w", credits=8))
-    assert given(await asyncio.wait_for(anext(handouts), 60)) == {asked[0]}
+    assert given(await asyncio.wait_for(anext(handouts), PATIENCE_S)) == {asked[0]}
     with pytest.raises(StoreError, match="cannot be reached"):
-        await asyncio.wait_for(anext(handouts), 60)
+        await asyncio.wait_for(anext(handouts), PATIENCE_S)
     assert len(asked) == 2
 
 
@@ -240,9 +241,9 @@ async def test_a_worker_is_told_at_once_what_is_recalled(service: Service) -> No
     await site.submit(name="c-april", experience={**april, "group_size": 2})
     await site.begin(0)
     async with aclosing(cast(Any, service.serve(WorkerReport("w", credits=2)))) as handouts:
-        (mine,) = (await asyncio.wait_for(anext(handouts), 60)).assignments
+        (mine,) = (await asyncio.wait_for(anext(handouts), PATIENCE_S)).assignments
         await site.play()
-        told = await asyncio.wait_for(anext(handouts), 60)
+        told = await asyncio.wait_for(anext(handouts), PATIENCE_S)
     assert not told.assignments
     assert [(each.job_id, each.key) for each in told.abort] == [
         (

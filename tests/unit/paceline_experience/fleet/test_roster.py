@@ -11,6 +11,7 @@ from paceline.errors import NotFoundError
 from paceline.types import Worker
 from paceline.weights.route import TransferProgress
 from paceline_experience.fleet.roster import Query, Roster
+from paceline_harness.patience import PATIENCE_S
 
 
 class Clock:
@@ -44,7 +45,7 @@ def names(roster: Roster, **query: Any) -> list[str]:
 
 
 async def soon(workers: AsyncIterator[list[Worker]]) -> list[Worker]:
-    return await asyncio.wait_for(anext(workers), 60.0)
+    return await asyncio.wait_for(anext(workers), PATIENCE_S)
 
 
 def test_a_job_sees_its_own_workers_and_the_shared_pools(roster: Roster) -> None:

@@ -19,6 +19,7 @@ from paceline.weights.route import (
 from paceline_experience.fleet.roster import Roster
 from paceline_experience.fleet.routes import RoutePlanner, SeededVersion, held_workers
 from paceline_experience.store.signal import Signal
+from paceline_harness.patience import PATIENCE_S
 
 SEED, SECOND = "http://node0", "http://node1"
 KEY = bytes(range(32))
@@ -56,7 +57,7 @@ def parent_of(route: Route) -> str:
 
 
 async def soon(routes: AsyncIterator[Route]) -> Route:
-    return await asyncio.wait_for(anext(routes), 60.0)
+    return await asyncio.wait_for(anext(routes), PATIENCE_S)
 
 
 class Job:
@@ -200,7 +201,7 @@ async def test_changes_in_quick_succession_are_sent_as_one() -> None:
         for _ in range(3):
             await asyncio.sleep(0)
     assert told[0][0] == 0
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while told[-1][0] < 4:
             await asyncio.sleep(0.01)
     assert min_gap_s([at for _, at in told]) > 0.19
@@ -221,7 +222,7 @@ async def test_changes_in_waves() -> None:
         await asyncio.sleep(0)
         signal.fire()
     last = now()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while times[-1] < last:
             await asyncio.sleep(0.01)
     known = len(times)

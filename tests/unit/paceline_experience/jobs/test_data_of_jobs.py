@@ -22,6 +22,7 @@ from paceline.enums import JobState
 from paceline.errors import InvalidError, UnavailableError
 from paceline_experience.jobs.data import DataOfJobs, cache_folder
 from paceline_experience.jobs.dry_run import DryRun
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Site, Sites, Worlds
@@ -105,7 +106,7 @@ async def test_who_submits_again_is_told_how_reading_has_ended(
 
     async def submit() -> None:
         """Wait for less time than starting the process takes."""
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             with suppress(UnavailableError):
                 await data.of(spec, wait_s=0.1)

@@ -21,6 +21,7 @@ from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.registry import DELETED_REQUESTS
 from paceline_experience.store.keys import all_keys
 from paceline_experience.store.store import Store
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ async def test_a_disk_that_hangs_keeps_no_other_deletion_waiting(site: Site) -> 
     class Hanging(JobFiles):
         def remove(self, job_id: str) -> None:
             if job_id in hung:
-                released.wait(60)
+                released.wait(PATIENCE_S)
             super().remove(job_id)
 
     deletion = Deletion(

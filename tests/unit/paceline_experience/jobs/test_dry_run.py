@@ -14,6 +14,7 @@ import pytest
 from paceline.config import JobSpec
 from paceline.errors import InvalidError
 from paceline_experience.jobs.dry_run import DryRun
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Sites, Worlds
@@ -43,7 +44,7 @@ async def test_a_slow_plug_in_import_blocks_nobody(
     others_ran = threading.Event()
 
     def check(spec: JobSpec) -> None:
-        raise InvalidError(f"{spec.name}: others ran: {others_ran.wait(5.0)}")
+        raise InvalidError(f"{spec.name}: others ran: {others_ran.wait(PATIENCE_S)}")
 
     monkeypatch.setattr("paceline_experience.jobs.service.check_plugins", check)
     asyncio.get_running_loop().call_later(0.1, others_ran.set)

@@ -36,6 +36,7 @@ from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.registry import LIVE, TENANTS
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
@@ -315,7 +316,7 @@ class GatedStorage(LocalFileSystem):
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         self.copying.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(PATIENCE_S)
         super().cp_file(path1, path2, **kwargs)
 
 

@@ -26,11 +26,10 @@ from paceline_experience.jobs.metrics import JobMetricsCollector
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.liveness import StoreLiveness
 from paceline_experience.store.store import Store
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Worlds
-
-PATIENCE_S = 60.0
 
 
 class Bench:

@@ -23,6 +23,7 @@ from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import called
 from paceline_experience.ledger.filters.chain import answered, trial_group
 from paceline_experience.ledger.generation.memory import Memory
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import sealed_processes
 
 if TYPE_CHECKING:
@@ -310,7 +311,7 @@ async def test_a_job_that_hangs_delays_no_other_and_ends_at_once(functions: OwnF
     assert len(sealed_processes()) == 2
     functions.end("hanging")
     with pytest.raises(PacelineError, match="the job is over"):
-        await asyncio.wait_for(call, 30.0)
+        await asyncio.wait_for(call, PATIENCE_S)
     assert len(sealed_processes()) == 1
     assert (await healthy.decided(other, GROUP)).kept == (0, 1, 2, 3)
 

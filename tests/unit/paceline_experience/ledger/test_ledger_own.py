@@ -15,6 +15,7 @@ from paceline.sandbox import landlock
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.ledger.generation.modes import EpisodeKey
 from paceline_experience.store.keys import JobKeys
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import sealed_processes
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ async def memory_of(world: World) -> dict[str, bytes]:
 
 async def decided(ledger: JobLedger) -> None:
     """Wait until no group is complete and undecided."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_S):
         while (await ledger.live()).open_groups:
             await asyncio.sleep(0.01)
 
@@ -106,7 +107,7 @@ async def steps(world: World, last: int) -> list[Any]:
 
 
 async def ends(world: World, ledger: JobLedger) -> tuple[str, str]:
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(PATIENCE_S):
         while not world.hooks.ends:
             await asyncio.sleep(0.01)
             await ledger.sweep()
@@ -121,7 +122,7 @@ async def test_a_group_is_repaired_as_its_own_filter_says(
     world = await with_own(functions, world)
     ledger = await world.started()
     await world.filled(ledger)  # rewards 0 and 1
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_S):
         while not (again := await ledger.lease(worker_id="w", train=9, evals=0)):
             await asyncio.sleep(0.01)
     assert [each.indices for each in again] == [(2,)]

@@ -19,6 +19,7 @@ from paceline_experience.jobs.own_tasks import StoredTasks
 from paceline_experience.ledger.replay.imports import lines_of
 from paceline_experience.ledger.replay.lookup import MAX_SCANNED, TaskLookup
 from paceline_experience.store.keys import JobKeys
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import World, Worlds
@@ -154,7 +155,7 @@ class Gated:
         return 3
 
     def __getitem__(self, position: int, /) -> Task:
-        assert self.gate.wait(60)
+        assert self.gate.wait(PATIENCE_S)
         self.num_made += 1
         if position == 1:
             raise OSError("gone")

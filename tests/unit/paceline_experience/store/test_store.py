@@ -27,6 +27,7 @@ from paceline.errors import StoreError
 from paceline.local.store import server_binary
 from paceline_controller.certificates.pair import make_authority, make_leaf
 from paceline_experience.store.store import Store
+from paceline_harness.patience import PATIENCE_S
 
 PASSWORD = "hush@/hush?#%:& hush"
 
@@ -38,7 +39,7 @@ def guarded() -> Iterator[Path]:
         socket = Path(folder) / "s"
         words = ["--port", "0", "--unixsocket", str(socket), "--requirepass", PASSWORD]
         server = subprocess.Popen([str(server_binary()), *words], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not answers(socket):
             assert time.monotonic() < deadline, "the server does not come up"
             time.sleep(0.02)
@@ -163,7 +164,7 @@ async def test_a_store_that_comes_later_is_waited_for(
         assert not connecting.done()
         await asyncio.sleep(0.01)
     late.symlink_to(guarded)
-    store = await asyncio.wait_for(connecting, 60)
+    store = await asyncio.wait_for(connecting, PATIENCE_S)
     await store.close()
     assert all("hush" not in str(record.__dict__) for record in caplog.records)
 
@@ -186,7 +187,7 @@ def test_the_process_logs_it_and_exits(tmp_path: Path) -> None:
     }
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
     command = [sys.executable, "-m", "paceline_experience", str(tmp_path / "settings.yaml")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 3
     assert "waiting for the store store=redis://127.0.0.1:1/0" in ended.stderr
     assert "StoreError: store_url redis://127.0.0.1:1/0: " in ended.stderr

@@ -15,6 +15,7 @@ from paceline.errors import ConfigError
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Tracer, episode_context, start
 from paceline_harness.otlp import Collector
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
 
 ROOT = episode_context("job.1", 0)
@@ -39,7 +40,7 @@ def counted(metrics: Metrics, outcome: str) -> float:
 
 
 def until(true: Any) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.errors import UnavailableError
+from paceline_harness.patience import PATIENCE_S
 
 _SHIM = Path(__file__).with_name("shim.py")
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = PATIENCE_S
 KILLED = 128 + signal.SIGKILL
 
 

@@ -13,12 +13,13 @@ import subprocess
 from pathlib import Path
 
 from paceline.errors import UnavailableError
+from paceline_harness.patience import PATIENCE_S
 
 ALL = ipaddress.IPv4Network("198.18.0.0/16")
 _PREFIX = 22
 _NAMES = Path("/run/netns")
 _HUB = "hub"
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = PATIENCE_S
 
 
 class Network:
