@@ -35,7 +35,7 @@ from paceline.enums import JobState, StopReason, WorkerKind
 from paceline.local.store import server_binary
 from paceline.server.chassis import Chassis, bind, serve
 from paceline.telemetry.metrics import Metrics
-from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, call, connect, stream
+from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect, stream
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
 from paceline.v1.access_pb2_grpc import AccessStub, AuthenticationStub
@@ -48,7 +48,7 @@ from paceline_experience.store.store import Store
 from paceline_gateway.service import GatewayService
 from paceline_gateway.service import build as build_gateway
 from paceline_harness.lifecycle.workers import trajectory
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 from paceline_harness.ports import free_port, held_port
 
 if TYPE_CHECKING:

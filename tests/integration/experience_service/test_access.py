@@ -18,10 +18,11 @@ from paceline.errors import (
     PermissionDeniedError,
 )
 from paceline.transport.principal import ALL_TENANTS, Principal, Role, token_digest, token_id_of
-from paceline.transport.rpc import call, stream
+from paceline.transport.rpc import stream
 from paceline.v1 import access_pb2 as pb
 from paceline.v1 import jobs_pb2, options_pb2
 from paceline.v1.roster_pb2 import ListWeightsRequest
+from paceline_harness.patience import call
 
 ROOT = Principal("", "bootstrap", ALL_TENANTS, Role.ADMIN, "10.0.0.1")
 CHIEF = Principal("a0", "chief", "a", Role.ADMIN, "10.0.0.2")

@@ -14,7 +14,7 @@ from paceline import wire
 from paceline.enums import WorkerKind
 from paceline.errors import PermissionDeniedError
 from paceline.server.membership import Membership
-from paceline.transport.rpc import call, stream
+from paceline.transport.rpc import stream
 from paceline.types import Worker
 from paceline.v1 import options_pb2, roster_pb2, types_pb2
 from paceline.weights.route import Route
@@ -23,7 +23,7 @@ from paceline.weights.snapshot.staging import Staging
 from paceline.weights.stream.fetch_header import fetch_header
 from paceline.weights.transfer.server import WeightServer
 from paceline.weights.transfer.version_receiver import Receiver
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 from paceline_rollout.reports import Reports
 
 if TYPE_CHECKING:

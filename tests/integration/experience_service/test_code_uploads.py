@@ -21,13 +21,13 @@ from paceline.config.quota import MIB, Quota
 from paceline.digest import digest_of
 from paceline.errors import InvalidError, LimitError
 from paceline.server.artifacts import fetch_into
-from paceline.transport.rpc import call, connect
+from paceline.transport.rpc import connect
 from paceline.transport.sending import send
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_experience.store.store import Store
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
     from conftest import Client

@@ -29,12 +29,12 @@ from paceline.errors import (
 from paceline.server.chassis import Chassis, serve
 from paceline.transport.job_credential import JOB_KINDS
 from paceline.transport.operations import Operation, operation, operations
-from paceline.transport.rpc import call, connect, stream
+from paceline.transport.rpc import connect, stream
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
 from paceline_experience.service import build
 from paceline_harness.certificates import Authority
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
     from conftest import Client

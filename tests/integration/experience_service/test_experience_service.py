@@ -23,12 +23,12 @@ from paceline.errors import (
     StoreError,
     TransitionError,
 )
-from paceline.transport.rpc import call, stream
+from paceline.transport.rpc import stream
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, options_pb2, roster_pb2, types_pb2
 from paceline_experience.store.keys import all_keys
 from paceline_experience.store.store import Store
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
     from conftest import Client, Lives

@@ -15,10 +15,9 @@ from paceline.code.archive import pack
 from paceline.enums import JobState
 from paceline.errors import InvalidError
 from paceline.sandbox import landlock
-from paceline.transport.rpc import call
 from paceline.transport.sending import send
 from paceline.v1 import jobs_pb2, types_pb2
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 from paceline_harness.processes import sealed_processes
 
 if TYPE_CHECKING:

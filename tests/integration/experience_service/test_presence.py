@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from paceline import wire
 from paceline.enums import EpisodeOutcome, JobState, WorkerKind
 from paceline.server.membership import Membership
-from paceline.transport.rpc import call, connect
+from paceline.transport.rpc import connect
 from paceline.types import Worker
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import options_pb2, roster_pb2, types_pb2
+from paceline_harness.patience import call
 
 if TYPE_CHECKING:
     from conftest import Client, Lives

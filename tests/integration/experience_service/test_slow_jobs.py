@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.transport.rpc import call
 from paceline.v1 import options_pb2, roster_pb2, types_pb2
 from paceline_experience.jobs.dry_run import DryRun, UntriedError
 from paceline_experience.ledger.ledger import JobLedger
+from paceline_harness.patience import call
 
 if TYPE_CHECKING:
     from conftest import Client, Lives

@@ -26,13 +26,12 @@ from paceline.errors import (
     QuotaError,
 )
 from paceline.transport.principal import Principal, Role
-from paceline.transport.rpc import call
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import options_pb2, roster_pb2, types_pb2
 from paceline.v1 import tenants_pb2 as pb
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
     from conftest import Client, Killable, Lives

@@ -27,10 +27,11 @@ from paceline.errors import (
     PermissionDeniedError,
     QuotaError,
 )
-from paceline.transport.rpc import call, connect
+from paceline.transport.rpc import connect
 from paceline.v1 import tenants_pb2 as pb
 from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_harness.models.folders import write_empty_model
+from paceline_harness.patience import call
 
 if TYPE_CHECKING:
     from conftest import Client

@@ -20,14 +20,13 @@ import pytest
 from paceline import wire
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import NotFoundError, PacelineError
-from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2 as pb
 from paceline_controller.runtimes.kubernetes.resources import TRAINING_JOBS, Object
 from paceline_harness.lifecycle.histories import KILLS, LATE, History, Step, histories
 from paceline_harness.lifecycle.installation import retried
 from paceline_harness.lifecycle.late import LateRequest
 from paceline_harness.lifecycle.workers import LATE_STEP
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
     from conftest import Installations, Place

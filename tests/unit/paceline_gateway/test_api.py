@@ -14,7 +14,7 @@ import yaml
 
 from paceline.enums import JobState, Purpose, TokenSource, WorkerKind
 from paceline.errors import NotFoundError, StateError
-from paceline.transport.rpc import call, stream
+from paceline.transport.rpc import stream
 from paceline.types import (
     PolicyVersion,
     SamplingParams,
@@ -29,7 +29,7 @@ from paceline.v1 import types_pb2
 from paceline.weights.placement import PublishedVersion, WeightHolder, WeightPlacement
 from paceline.weights.route import RouteShape, TransferProgress
 from paceline_gateway.http.events import lines
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
     from conftest import Gateway

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.errors import ConfigError, InvalidError
-from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2 as pb
+from paceline_harness.patience import call
 
 if TYPE_CHECKING:
     from conftest import Gateway

@@ -19,14 +19,13 @@ from paceline.config import ServiceSettings
 from paceline.enums import WorkerKind
 from paceline.errors import AuthenticationError, ConfigError
 from paceline.server.chassis import serve
-from paceline.transport.rpc import call
 from paceline.transport.tls import server_credentials
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_gateway.service import build
 from paceline_harness.certificates import Authority
 from paceline_harness.jobs import jobs_in_memory, serve_jobs
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub

@@ -7,10 +7,9 @@ from urllib.parse import quote
 import pytest
 
 from paceline.errors import ConfigError, InvalidError
-from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
     from conftest import Gateway

@@ -10,9 +10,8 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.sandbox import landlock
-from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2 as pb
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
     from conftest import Gateway

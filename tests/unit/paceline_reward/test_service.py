@@ -16,13 +16,13 @@ from paceline.errors import ConfigError, InvalidError
 from paceline.plugins import RewardInput
 from paceline.sandbox import landlock
 from paceline.server.chassis import Chassis, serve
-from paceline.transport.rpc import SERVER_OPTIONS, call, connect
+from paceline.transport.rpc import SERVER_OPTIONS, connect
 from paceline.types import Task
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import roster_pb2, roster_pb2_grpc, types_pb2
 from paceline.v1.options_pb2 import WORKER_KIND_REWARD
 from paceline.v1.reward_pb2_grpc import RewardStub
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 from paceline_reward.service import RewardService, build
 
 if TYPE_CHECKING:

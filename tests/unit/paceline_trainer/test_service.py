@@ -17,11 +17,11 @@ import yaml
 
 from paceline.config import ServiceSettings
 from paceline.errors import ConfigError
-from paceline.transport.rpc import call, connect
+from paceline.transport.rpc import connect
 from paceline.v1 import trainer_pb2 as pb
 from paceline.v1.options_pb2 import WORKER_KIND_TRAINER
 from paceline.v1.trainer_pb2_grpc import TrainerStub
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.patience import PATIENCE_S, call
 from paceline_harness.ports import free_port
 from paceline_harness.processes import ON_CPU, place_of
 from paceline_trainer.checkpoints.folders import META
