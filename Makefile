@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # If set, each of many processes would recompile its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install install-dev locks docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-systems test-parts test-extended sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults bench-ledger-histories clean
+.PHONY: help install install-dev locks docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-systems test-parts slowest-tests test-extended sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults bench-ledger-histories clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-17s %s\n", $$1, $$2}'
@@ -88,6 +88,9 @@ test-parts:
 	@# Tests of the chart would download them too, but within their time limits.
 	-$(BIN)/python deploy/helm/tools.py >/dev/null
 	$(BIN)/python -m pytest -q --numprocesses 4 --dist loadfile --no-loadscope-reorder tests $(SYSTEMS:%=--ignore=%)
+
+slowest-tests: $(DEV) ## The slowest tests, modules and fixtures, with what they wait for (ARGS: which; default: all but SGLang's)
+	$(BIN)/python -m pytest -q -p paceline_harness.slowest.plugin --numprocesses 2 --dist loadfile --no-loadscope-reorder $(or $(ARGS),tests)
 
 test-extended: $(DEV) $(SGLANG_STAMP) ## Variants that are too long for CI: before a release
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'extended and not sglang' tests

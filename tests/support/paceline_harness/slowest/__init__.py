@@ -1,0 +1,1 @@
+"""Lists the slowest tests with what they wait for: `make slowest-tests`."""
