@@ -81,7 +81,7 @@ import httpx
 
 from paceline.client import AsyncClient, Client
 from paceline.transport.rpc_authorization import callers
-from paceline.transport.rpc import connect
+from paceline.transport.rpc import call, connect
 from paceline.v1 import jobs_pb2
 from paceline.v1.jobs_pb2_grpc import JobsStub
 
