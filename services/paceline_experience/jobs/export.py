@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ from typing import Any
 from pydantic_core import to_json
 
 from paceline_experience.ledger.ledger import JobLedger
+from paceline_experience.ledger.records import Exported
 from paceline_experience.ledger.trajectories import ExportRange
 
 _PAGE = 100
+_STEP_FILE = re.compile(r"step-(\d+)")
 
 
 class Exporter:
     """Writes each trained trajectory once, as long as the ledger still has it.
 
     Progress is stored with the job, so another replica writes none twice. Files appear atomically.
+    A file that a store with lost writes does not know is removed: the next one has what is in it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,6 +40,7 @@ class Exporter:
         """
         async with self._writing:
             await self._recover(ledger)
+            await asyncio.to_thread(_remove_unknown, self._folder, ledger.trajectories.exported)
             export = await ledger.trajectories.begin(name, before_step=before_step)
             if export is None:
                 return 0
@@ -66,6 +71,18 @@ class Exporter:
 
     def _path(self, export: ExportRange) -> Path:
         return self._folder / f"{export.name}.jsonl"
+
+
+def _remove_unknown(folder: Path, exported: Exported) -> None:
+    """Remove the files of later steps than those of the newest export that the ledger knows."""
+    newest = _STEP_FILE.fullmatch(exported.newest)
+    if newest is None and exported.offset >= 0:
+        return
+    known = int(newest[1]) if newest else -1
+    for path in folder.glob("step-*.jsonl"):
+        step = _STEP_FILE.fullmatch(path.stem)
+        if step and int(step[1]) > known:
+            path.unlink(missing_ok=True)
 
 
 def _create(draft: Path) -> None:

@@ -206,6 +206,7 @@ class Exported:
     begun: str = ""  # name of a file that may or may not have been written
     until: int = -1
     count: int = 0  # trajectories in that range when the export began
+    newest: str = ""  # name of the last file that was written
 
 
 @dataclass(frozen=True, slots=True)

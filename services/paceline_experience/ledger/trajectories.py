@@ -120,16 +120,14 @@ class Trajectories:
                 return None
             until = await self._offset(newest[0])
             count = await self._count(now.offset, until)
-            await self._core.note(
-                exported=Exported(now.offset, now.num_missing, name, until, count)
-            )
+            await self._core.note(exported=replace(now, begun=name, until=until, count=count))
             return ExportRange(name, now.offset, until, count)
 
     async def end(self, export: ExportRange, *, num_written: int) -> None:
         """The file was written, with this number of lines."""
         async with self._core.transaction():
             missing = self.exported.num_missing + max(0, export.count - num_written)
-            await self._core.note(exported=Exported(export.until, missing))
+            await self._core.note(exported=Exported(export.until, missing, newest=export.name))
 
     async def between(self, after: int, until: int, *, page_size: int) -> TrajectoryListPage:
         """The first page of what was trained after one offset, up to and including another."""
@@ -147,7 +145,7 @@ class Trajectories:
         now = self.exported
         if now.begun:
             gone = max(0, now.count - await self._count(now.offset, now.until))
-            now = Exported(now.offset, now.num_missing + gone)
+            now = Exported(now.offset, now.num_missing + gone, newest=now.newest)
             await self._core.note(exported=now)
         return now
 

@@ -5,7 +5,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from paceline_experience.jobs.export import Exporter
+from paceline_harness.servers.store_contents import contents, put_back
 
 if TYPE_CHECKING:
     from conftest import Worlds
@@ -27,3 +30,37 @@ async def test_concurrent_exports_write_each_episode_once(
     [path] = tmp_path.glob("*.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["group_id"] for line in lines] == [f"j1.{n}" for n in (0, 0, 1, 1, 2, 2, 3, 3)]
+
+
+@pytest.mark.parametrize("first", [1, 2])  # step whose export is lost
+@pytest.mark.parametrize("lost", ["its end", "all of it", "the step too"])
+async def test_an_export_that_the_store_forgot_is_not_repeated(
+    lost: str, first: int, store: Store, worlds: Worlds, tmp_path: Path
+) -> None:
+    world = worlds(store)
+    ledger = await world.started()
+    exporter = Exporter(tmp_path)
+    states: dict[str, dict[bytes, bytes]] = {}
+    for step in range(first + 1):
+        states["the step too"] = await contents(store)
+        await world.filled(ledger, version=step)
+        await world.trained(ledger, step)
+        states["all of it"] = await contents(store)
+        if step:
+            name = f"step-{step + 1:06d}"
+            assert await ledger.trajectories.begin(name, before_step=step + 1)
+            states["its end"] = await contents(store)
+            await exporter.export(ledger, name=name, before_step=step + 1)
+    await put_back(store, states[lost])
+    await ledger.sweep()
+    for step in range(first if lost == "the step too" else first + 1, 4):
+        await world.filled(ledger, version=step)
+        await world.trained(ledger, step)
+    await exporter.export(ledger, name="step-000004", before_step=4)
+    lines = [
+        json.loads(line)
+        for path in sorted(tmp_path.glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    names = [(line["group_id"], line["index"]) for line in lines]
+    assert len(names) == len(set(names)) == 4 * 4
