@@ -1,4 +1,4 @@
-"""A correction that records its input: an independent record of each batch of the trainer.
+"""A hook of the trainer that records its input: an independent record of each batch.
 
 A sequence is identified by the log-probs that the engine reported for it; these pass through the
 system unchanged and are also in exported trajectories.
@@ -6,20 +6,20 @@ system unchanged and are also in exported trajectories.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 import numpy as np
-import torch
-import yaml
 from chaos.journal import Journal
-from torch import Tensor
 
-from paceline.methods.parts.batch import TokenBatch
+from paceline.config import parse_arguments
+from paceline.config.load import validate
+from paceline.config.service import TrainerOptions
+from paceline.methods.parts.slots import StepScale
+from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.plugins import StrictModel
 
 
@@ -30,10 +30,16 @@ class RecordedOptions(StrictModel):
     """Folder of the journal."""
 
 
-def recorded(tokens: TokenBatch, options: RecordedOptions) -> Tensor:
-    """A weight of 1 for all tokens, after recording them."""
-    _record(options.notes).take(tokens, _step_of_caller())
-    return torch.ones_like(tokens.behaviour)
+def recorded(whole: WholeBatch, options: RecordedOptions) -> StepScale:
+    """Record the batch of a step, which is one update; changes nothing."""
+    tokens = whole.tokens
+    owner, values = tokens.sequences.numpy(), tokens.behaviour.numpy()
+    prints = [fingerprint(values[owner == index]) for index in range(tokens.num_sequences)]
+    if len(prints) != tokens.scale.sequences:
+        raise ValueError(f"{len(prints)} of {tokens.scale.sequences} sequences: not one rank")
+    record = _journal(options.notes)
+    record.note("batch", step=tokens.step, prints=prints, **_process())
+    return StepScale(1.0)
 
 
 def fingerprint(logprobs: np.ndarray) -> str:
@@ -41,39 +47,14 @@ def fingerprint(logprobs: np.ndarray) -> str:
     return blake2b(logprobs.astype(np.float32).tobytes(), digest_size=8).hexdigest()
 
 
-class Record:
-    """Collects micro-batches into whole batches; one instance per process."""
-
-    def __init__(self, notes: str) -> None:
-        settings = yaml.safe_load(Path(sys.argv[-1]).read_text())
-        self._journal = Journal(Path(notes), "trainer")
-        self._about = {
-            "job": settings["job_id"],
-            "incarnation": settings["options"]["incarnation"],
-        }
-        self._found: list[str] = []
-
-    def take(self, batch: TokenBatch, step: int) -> None:
-        """Record a micro-batch of a step; the last one of a batch writes a line."""
-        owner = batch.sequences.numpy()
-        values = batch.behaviour.numpy()
-        found = [fingerprint(values[owner == i]) for i in range(batch.num_sequences)]
-        self._found += found
-        if len(self._found) >= batch.scale.sequences:
-            self._journal.note("batch", step=step, prints=self._found, **self._about)
-            self._found = []
+@cache
+def _journal(notes: str) -> Journal:
+    return Journal(Path(notes), "trainer")
 
 
 @cache
-def _record(notes: str) -> Record:
-    return Record(notes)
-
-
-def _step_of_caller() -> int:
-    """Find the step in the calling learner, since slots do not receive it."""
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_update" and "step" in frame.f_locals:
-            return int(frame.f_locals["step"])
-        frame = frame.f_back
-    raise LookupError("cannot find the step of the learner; has `Learner._update` changed?")
+def _process() -> dict[str, Any]:
+    """Job and incarnation of this process, by the settings that its command line names."""
+    settings = parse_arguments(sys.argv[1:], program="paceline_trainer")
+    options = validate(TrainerOptions, settings.options)
+    return {"job": settings.job_id, "incarnation": options.incarnation}

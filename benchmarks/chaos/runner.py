@@ -370,7 +370,7 @@ class Runner:
             },
             "rollout": {"engine": {"kind": "torch"}, "replicas": WORKERS},
             "trainer": {
-                "objective": {"corrections": ["behaviour_weight", {"kind": "chaos", **notes}]},
+                "hooks": [{"kind": "chaos", **notes}],
                 "optimizer": {"lr": 1e-4},
                 "checkpoint": {"every": every, "keep": 3},
             },

@@ -41,8 +41,10 @@ ENTRY_POINTS = """\
 chaos = chaos.world:ENVIRONMENT
 [paceline.rewards]
 chaos = chaos.world:reward
-[paceline.corrections]
+[paceline.hooks]
 chaos = chaos.objective:recorded
+[paceline.options.hooks]
+chaos = chaos.objective:RecordedOptions
 """
 
 
