@@ -51,13 +51,6 @@ class Scene:
         """Name of the trainer process."""
         return f"trainer-{self.job_id}"
 
-    def rank(self) -> int:
-        """Pid of the training process, a child of the launcher; 0 if there is none."""
-        with suppress(psutil.NoSuchProcess):
-            below = psutil.Process(self.pid(self.trainer())).children()
-            return below[-1].pid if below else 0
-        return 0
-
     def incarnation(self) -> int:
         """Incarnation of the newest trainer that received a batch."""
         found = [e for e in self.view.events if e["event"] == "batch" and e["job"] == self.job_id]
@@ -87,9 +80,8 @@ Inject = Callable[[Scene], Injected | None]
 def kinds() -> dict[str, Inject]:
     """All kinds that can be injected on this machine."""
     made: dict[str, Inject] = {}
-    for service in (*SERVICES, "trainer-rank"):
-        made[f"kill {service}"] = _bound(kill, service)
     for service in SERVICES:
+        made[f"kill {service}"] = _bound(kill, service)
         made[f"freeze {service}"] = _bound(freeze, service)
     made["store out of memory"] = out_of_memory
     made["store loses its last second"] = lost_second
@@ -120,7 +112,7 @@ def not_injected(site: Site) -> list[str]:
 def kill(scene: Scene, service: str) -> Injected | None:
     """Send SIGKILL to a process."""
     name = _victim(scene, service)
-    pid = scene.rank() if service == "trainer-rank" else scene.pid(name)
+    pid = scene.pid(name)
     if not pid:
         return None
     aim = _aim(scene, service, name, pid)
@@ -132,7 +124,7 @@ def kill(scene: Scene, service: str) -> Injected | None:
     os.kill(pid, signal.SIGKILL)
     sign = aim(began)
     done = Injected(f"kill {service}", name, began, began, sign)
-    if service in ("rollout", "trainer", "trainer-rank"):
+    if service in ("rollout", "trainer"):
         done.restarts = name
     return done
 
@@ -141,8 +133,7 @@ def freeze(scene: Scene, service: str) -> Injected | None:
     """Send SIGSTOP to a process, and SIGCONT after a while."""
     name = _victim(scene, service)
     pid = scene.pid(name)
-    pids = [scene.rank(), pid] if service == "trainer" else [pid]
-    if not all(pids):
+    if not pid:
         return None
     seconds = scene.chance.choice(scene.freezes_s)
     began = time.time()
@@ -153,11 +144,9 @@ def freeze(scene: Scene, service: str) -> Injected | None:
     else:
         elsewhere = signs.all_answered(view, began, pause_s=PAUSE_S)
     with suppress(ProcessLookupError):
-        for each in pids:
-            os.kill(each, signal.SIGSTOP)
+        os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)
-        for each in pids:
-            os.kill(each, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
     ended = time.time()
     if moves:
         sign = elsewhere
@@ -229,7 +218,7 @@ def damaged_checkpoint(scene: Scene, how: str) -> Injected | None:
     """Damage the newest checkpoint and kill the trainer, which then has to load one."""
     folder = scene.site.run_dir / "jobs" / scene.job_id / "checkpoints"
     whole = sorted(path.parent for path in folder.glob("step-*/paceline.json"))
-    if not whole or not scene.rank():
+    if not whole or not scene.pid(scene.trainer()):
         return None
     files = sorted(whole[-1].glob("*.safetensors"), key=lambda path: path.stat().st_size)
     if not files:
@@ -293,7 +282,7 @@ def _victim(scene: Scene, service: str) -> str:
     """Name of the target process; among environment workers, the one with most episodes."""
     scene.view.look()
     scene.view.forget_dead()
-    if service in ("trainer", "trainer-rank"):
+    if service == "trainer":
         return scene.trainer()
     if service == "rollout":
         return scene.chance.choice(scene.site.names(f"rollout-{scene.job_id}") or ["rollout"])
@@ -323,7 +312,7 @@ def _aim(scene: Scene, service: str, name: str, pid: int) -> Callable[[float], S
                 return signs.all_answered(view, at, pause_s=PAUSE_S)
             case "experience":
                 return signs.new_episode(view, at, again, pid)
-            case "trainer" | "trainer-rank":
+            case "trainer":
                 return signs.committed(view, at, job, after=incarnation)
             case "gateway":
                 return signs.answers(client, job, time.time)

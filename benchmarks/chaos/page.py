@@ -35,7 +35,7 @@ def _run(result: dict[str, Any]) -> str:
     machine = result["machine"]
     load = ", ".join(f"{value:.1f}" for value in machine["load_average"])
     later = ", ".join(f"{value:.1f}" for value in result["load_average_after"])
-    left = len(result["left_out"])
+    left = len(result["left_out"]) + len(result.get("without_target", ()))
     return (
         f"Profile `{result['profile']}`, seed {result['seed']}, {result['seconds'] / 60:.0f} "
         f"minutes, {result['total']['injected']} faults in {len(result['jobs'])} jobs"

@@ -34,16 +34,25 @@ def log_lines(folder: Path, name: str) -> Iterator[tuple[float, str]]:
                 yield at + int(found[2]) / 1000, found[3]
 
 
+def training_since(folder: Path, job_id: str) -> float:
+    """Wall-clock time of a job's first publication, from which `stop.wall_s` counts."""
+    lines = log_lines(folder, f"trainer-{job_id}")
+    return next(at for at, text in lines if _PUBLISHED.match(text))
+
+
 def from_log(books: Books, folder: Path) -> None:
     """Add publications and commits from the log of the trainer."""
+    starts = 0
     for at, text in log_lines(folder, f"trainer-{books.job_id}"):
+        starts += text.startswith(TRAINING_STARTS)
         if found := _PUBLISHED.match(text):
             books.published.append(Published(at, int(found[1]), int(found[2]), found[3]))
         elif found := _STEP.match(text):
             books.acknowledged.append((at, int(found[1])))
-    if books.rows and not (books.acknowledged and books.published):
+    if books.rows and not (starts and books.acknowledged and books.published):
         raise RuntimeError(
-            f"{books.job_id} has trained, but its log in {folder} has no commits or publications"
+            f"{books.job_id} has trained, but its log in {folder} has no starts, commits or "
+            "publications: have their messages changed?"
         )
 
 

@@ -24,6 +24,7 @@ from chaos.records import (
     from_journals,
     from_log,
     log_lines,
+    training_since,
 )
 from chaos.site import WORKERS, Site, wait_for
 from chaos.view import View, wait_for_sign
@@ -62,6 +63,7 @@ class Told:
     breaches: list[tuple[str, Breach]] = field(default_factory=list[tuple[str, Breach]])
     jobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     left_out: list[str] = field(default_factory=list[str])
+    without_target: list[str] = field(default_factory=list[str])
 
 
 class Runner:
@@ -112,8 +114,9 @@ class Runner:
         )
         mine: list[Injected] = []
         if self._until(job_id, lambda status: status.step >= 1 or status.state.terminal):
-            # Later values of `runtime_s` depend on the store's clock, which jumps.
-            self._running_since = time.monotonic() - self._last(job_id).runtime_s
+            # Not `runtime_s`, which depends on the store's clock, which jumps.
+            passed_s = time.time() - training_since(self.site.run_dir / "logs", job_id)
+            self._running_since = time.monotonic() - passed_s
             self._throw(scene, schedule, ending, mine)
             self._end(scene, ending, mine)
         status = self._last(job_id)
@@ -149,6 +152,7 @@ class Runner:
             return
         if done is None:
             _say(f"{name}: no target")
+            self.told.without_target.append(name)
             return
         done.job_id = scene.job_id
         mine.append(done)

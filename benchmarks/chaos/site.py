@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from chaos.store import Store
 from paceline.client.client import Client
 from paceline.config.service import LogSettings
 from paceline.enums import WorkerKind
-from paceline.files import read_json
+from paceline.local.ports import PortSlots
+from paceline.local.processes import Record, records_in
 from paceline.local.supervisor import HOST, Local
 from paceline.telemetry import logs
 
@@ -48,17 +49,6 @@ chaos = chaos.objective:RecordedOptions
 """
 
 
-class Relayed(Local):
-    """Routes all connections to experience through the relay."""
-
-    relay: Relay | None = None
-
-    def _address(self, kind: WorkerKind) -> str:
-        if kind is WorkerKind.EXPERIENCE and self.relay is not None:
-            return f"{HOST}:{self.relay.port}"
-        return super()._address(kind)
-
-
 class Site:
     """An installation with two workers of each kind; `close` stops it and keeps its files."""
 
@@ -73,8 +63,15 @@ class Site:
         logs.setup(LogSettings(path=self.base / "supervisor.log"))
         self.store = Store(self.run_dir, self.notes)
         self.store.start()
-        self.local = Relayed(self.run_dir, http_port=0, store_url=self.store.url, options=OPTIONS)
-        self.relay = self.local.relay = Relay(self._experience_port)
+        ports = PortSlots(self.run_dir / "ports.json")
+        self.relay = Relay(lambda: ports.known("experience"))
+        self.local = Local(
+            self.run_dir,
+            http_port=0,
+            store_url=self.store.url,
+            options=OPTIONS,
+            experience_proxy=f"{HOST}:{self.relay.port}",
+        )
         self.local.start(timeout_s=180.0)
         self.client = self.new_client()
 
@@ -84,17 +81,12 @@ class Site:
 
     def pid_of(self, name: str) -> int:
         """Pid of a process by a prefix of its name; 0 if it does not run."""
-        for path in sorted((self.run_dir / "processes").glob(f"{name}*.json")):
-            with suppress(OSError, ValueError, KeyError):
-                pid = int(json.loads(path.read_text())["pid"])
-                if pid and psutil.pid_exists(pid):
-                    return pid
-        return 0
+        started = (each for each in self._records() if each.name.startswith(name))
+        return next((each.pid for each in started if each.pid and psutil.pid_exists(each.pid)), 0)
 
     def names(self, beginning: str) -> list[str]:
         """Names of started processes with a prefix."""
-        found = (self.run_dir / "processes").glob(f"{beginning}*.json")
-        return sorted(path.stem for path in found)
+        return [each.name for each in self._records() if each.name.startswith(beginning)]
 
     def fill_disk(self) -> Path:
         """Fill the remaining space; returns the file that occupies it."""
@@ -133,8 +125,8 @@ class Site:
         if all_of_it:
             shutil.rmtree(self.base, ignore_errors=True)
 
-    def _experience_port(self) -> int | None:
-        return (read_json(self.run_dir / "ports.json") or {}).get("experience")
+    def _records(self) -> Iterator[Record]:
+        return records_in(self.run_dir / "processes")
 
 
 def make_model(folder: Path) -> Path:

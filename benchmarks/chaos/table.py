@@ -33,6 +33,7 @@ def table(told: Told) -> dict[str, Any]:
             f"{each.kind}: {each.about} ({each.job_id})" for each in told.injected if each.late
         ],
         "left_out": told.left_out,
+        "without_target": told.without_target,
     }
 
 

@@ -265,8 +265,7 @@ def rates(
     from paceline_trainer.columns import columns
 
     data = columns(batch)
-    scorer = parts.learner._scorer  # pyright: ignore[reportPrivateUsage]
-    layout = scorer.parts(data, [np.arange(data.num_sequences)])[0].layout
+    layout = parts.learner.scorer.parts(data, [np.arange(data.num_sequences)])[0].layout
     # The head sees only positions before policy tokens, the rows of the embedding are looked up.
     head = shape.vocab * shape.hidden
     body = parts.policy.num_parameters - (head if shape.tied else 2 * head)

@@ -114,6 +114,11 @@ class Learner:
             checks = {} if mismatch is None else mismatch()
         return metrics | checks | self._follow(tally, metrics)
 
+    @property
+    def scorer(self) -> TokenScorer:
+        """Splits batches into micro-batches, and scores their tokens."""
+        return self._scorer
+
     def state(self) -> dict[str, Any]:
         """Tensors of slots that a checkpoint has to keep; loading one fills them in place."""
         return {} if self._average is None else self._average.state()

@@ -71,7 +71,7 @@ class Processes:
         self._oom_kills: dict[str, int] = {}  # this machine's count when each was started
         folder.mkdir(parents=True, exist_ok=True)
         logs.mkdir(parents=True, exist_ok=True)
-        records = (record for record in _read_records(folder) if record.owner == owner)
+        records = (record for record in records_in(folder) if record.owner == owner)
         self._records = {record.name: record for record in records}
 
     def records(self) -> list[Record]:
@@ -220,6 +220,14 @@ class Processes:
         return path.open("ab")
 
 
+def records_in(folder: Path) -> Iterator[Record]:
+    """The processes of all supervisors with a state file in this folder, dead or alive, by name."""
+    for path in sorted(folder.glob("*.json")):
+        content = read_json(path)
+        if content is not None:
+            yield Record(**content)
+
+
 def summarise(text: str, *, lines: int) -> str:
     """The last error line of an output, then its last lines without repetitions."""
     rows = list(dict.fromkeys(row.rstrip() for row in text.splitlines() if row.strip()))
@@ -298,10 +306,3 @@ def _same_or_zombie(record: Record) -> bool:
     except psutil.NoSuchProcess:
         return True
     return abs(created - record.created) < _CLOCK_SLACK_S
-
-
-def _read_records(folder: Path) -> Iterator[Record]:
-    for path in sorted(folder.glob("*.json")):
-        content = read_json(path)
-        if content is not None:
-            yield Record(**content)

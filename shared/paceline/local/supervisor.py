@@ -73,8 +73,12 @@ class Local:
         tokenizers: TokenizerSettings | None = None,
         models: ModelSettings | None = None,
         storage: str = "",
+        experience_proxy: str = "",
     ) -> None:
-        """`tokenizers` run in the processes of the services if null: one user owns all jobs."""
+        """`tokenizers` run in the processes of the services if null: one user owns all jobs.
+
+        All services reach experience at `experience_proxy` (host:port), if there is one.
+        """
         self.run_dir = run_dir.resolve()
         self._store_url = store_url
         self._options = dict(options or {})
@@ -83,6 +87,7 @@ class Local:
         self._tokenizers = tokenizers or TokenizerSettings(run_in="in_process")
         self._models = models or ModelSettings()
         self._storage = storage
+        self._experience_proxy = experience_proxy
         self._ports = PortSlots(self.run_dir / "ports.json")
         self._processes = self._processes_of("up")
         # 0: any free port, kept for later starts.
@@ -199,7 +204,7 @@ class Local:
             port=self._port(kind, kind),
             metrics_port=self._port(kind, f"{kind}:metrics"),
             run_dir=self.run_dir,
-            experience="" if serves else self._address(WorkerKind.EXPERIENCE),
+            experience="" if serves else self._experience(),
             store_url=self._store_url if serves else "",
             grace_s=GRACE_S[kind],
             logs=LogSettings(path=self.run_dir / "logs" / f"{kind}.log"),
@@ -215,6 +220,9 @@ class Local:
     def _port(self, kind: WorkerKind, slot: str) -> int:
         known = self._ports.known(slot)
         return known if known and self._processes.alive(kind) else self._ports.take(slot)
+
+    def _experience(self) -> str:
+        return self._experience_proxy or self._address(WorkerKind.EXPERIENCE)
 
     def _address(self, kind: WorkerKind) -> str:
         return f"{HOST}:{self._supervised[kind].settings.port}"

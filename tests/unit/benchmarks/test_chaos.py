@@ -80,6 +80,7 @@ def clean() -> Records:
         name = f"{JOB}.{group}/{index}"
         made.journal.append({"event": "scored", "at": 1.0, "name": name, "task": task})
     made.journal += [made.batch(step) for step in range(STEPS)]
+    made.log.append("2026-11-22T21:00:00.000Z INFO trainer training starts step=0 rank=0 parent=-1")
     dropped = {"event": "scored", "at": 1.0, "name": f"{JOB}.99/0", "task": "task-99"}
     made.journal.append(dropped)
     for step in range(1, STEPS + 1):
