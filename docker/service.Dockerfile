@@ -8,10 +8,10 @@ ARG PLUGINS=""
 WORKDIR /source
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-# A virtual environment separate from the base's packages, so that it can be copied as a whole; pip is
-# in it only where it is a dependency of the service. Everything but the plug-ins is as locked, and
-# listed in a bill of materials. The Kubernetes client is half of the controller's image: its
-# synchronous part is kept without byte code, since only the certificate issuer uses it, once a day.
+# A virtual environment separate from the base's packages, so that it can be copied as a whole, without
+# pip. Everything but the plug-ins is as locked, and listed in a bill of materials. The Kubernetes
+# client is half of the controller's image: its synchronous part is kept without byte code, since only
+# the certificate issuer uses it, once a day.
 # hadolint ignore=DL3013,SC2086
 RUN python -m venv --without-pip /opt/paceline \
     && pip --python /opt/paceline/bin/python install --no-cache-dir --no-deps --require-hashes \

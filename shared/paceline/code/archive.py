@@ -8,13 +8,13 @@ import stat
 import struct
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO
 
 from pathspec import GitIgnoreSpec
 
+from paceline.code.members import BROKEN, plain_members, too_large
 from paceline.code.requirements import MAX_BYTES, REQUIREMENTS, parse
 from paceline.config.quota import GIB, MAX_CODE_BYTES
 from paceline.digest import digest_of_file
@@ -29,10 +29,7 @@ _ALREADY_PACKED = (".parquet", ".gz", ".zst")
 # The end of an archive and a comment; what it lists of its files is read whole by `zipfile`.
 _END, _END_MARK, _ZIP64_MARK = struct.Struct("<4s4H2LH"), b"PK\5\6", b"PK\6\7"
 _TAIL_BYTES, _LISTED_BYTES = _END.size + (1 << 16), 4 << 20
-_MOST_NAME = 255  # bytes of a file or folder
-_MOST_PATH, _DEEPEST = 1024, 32  # bytes of a path, and its parts
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, RuntimeError, EOFError)
 
 
 def pack_data(path: Path, into: BinaryIO) -> str:
@@ -48,7 +45,7 @@ def pack_data(path: Path, into: BinaryIO) -> str:
         if path.is_file():
             root, files = path.resolve().parent, [path.resolve().name]
             if (size := path.stat().st_size) > MAX_UNPACKED_BYTES:
-                text = _too_large(size, MAX_UNPACKED_BYTES)
+                text = too_large(size, MAX_UNPACKED_BYTES)
                 raise ConfigError(f"{field}: {path}: {text}")
         else:
             root, files = path, sorted(_files(path, field, ignore_file=""))
@@ -82,7 +79,7 @@ def _pack_module(path: Path, into: BinaryIO) -> str:
             "scoring.py; its name has letters, digits and _ only"
         )
     if (size := path.stat().st_size) > MAX_UNPACKED_BYTES:
-        raise ConfigError(f"code.path: {path}: {_too_large(size, MAX_UNPACKED_BYTES)}")
+        raise ConfigError(f"code.path: {path}: {too_large(size, MAX_UNPACKED_BYTES)}")
     try:
         return _packed(path.parent, [path.name], into, "code.path")
     except OSError as error:
@@ -114,7 +111,7 @@ def _packed(folder: Path, files: Sequence[str], into: BinaryIO, field: str) -> s
                 shutil.copyfileobj(source, packed, _BLOCK_BYTES)
     size = into.seek(0, os.SEEK_END)
     if size > MAX_CODE_BYTES:
-        raise ConfigError(f"{field}: {folder}: {_too_large(size, MAX_CODE_BYTES)}")
+        raise ConfigError(f"{field}: {folder}: {too_large(size, MAX_CODE_BYTES)}")
     return digest_of_file(into)
 
 
@@ -127,12 +124,12 @@ def check(archive: BinaryIO, *, most_bytes: int = MAX_UNPACKED_BYTES) -> list[st
     """
     try:
         with _opened(archive) as opened:
-            names = [info.filename for info in _checked(opened, most_bytes)]
+            names = [info.filename for info in _members(opened, most_bytes)]
             if REQUIREMENTS in names:
                 with opened.open(REQUIREMENTS) as source:
                     parse(source.read(MAX_BYTES + 1))
             return names
-    except _BROKEN as error:
+    except BROKEN as error:
         raise InvalidError(f"code: not a zip archive: {error}") from None
 
 
@@ -183,7 +180,7 @@ def _opened(archive: BinaryIO) -> zipfile.ZipFile:
 def _extract(archive: BinaryIO, folder: Path, left: int) -> None:
     try:
         with _opened(archive) as opened:
-            for info in _checked(opened, left):
+            for info in _members(opened, left):
                 path = folder / info.filename
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with opened.open(info) as source, path.open("wb") as target:
@@ -195,7 +192,7 @@ def _extract(archive: BinaryIO, folder: Path, left: int) -> None:
                 path.chmod(0o444)
     except OSError as error:
         raise UnavailableError(f"code: cannot be unpacked here: {error.strerror}") from None
-    except _BROKEN as error:
+    except BROKEN as error:
         raise InvalidError(f"code: not a zip archive: {error}") from None
     for path in (folder, *(each for each in folder.rglob("*") if each.is_dir())):
         path.chmod(0o755)  # so that the user of the sandbox may read it
@@ -221,41 +218,10 @@ def _files(folder: Path, field: str, *, ignore_file: str) -> Iterator[str]:
             if count > MAX_FILES:
                 raise ConfigError(f"{field}: {folder} has more than {MAX_FILES} files")
             if total > MAX_UNPACKED_BYTES:
-                text = _too_large(total, MAX_UNPACKED_BYTES)
+                text = too_large(total, MAX_UNPACKED_BYTES)
                 raise ConfigError(f"{field}: {folder}: at {path}: {text}")
             yield name
 
 
-def _checked(archive: zipfile.ZipFile, most_bytes: int) -> list[zipfile.ZipInfo]:
-    infos = [info for info in archive.infolist() if not info.is_dir()]
-    if not 0 < len(infos) <= MAX_FILES:
-        raise InvalidError(f"code: {len(infos)} files; from 1 to {MAX_FILES} are allowed")
-    if (total := sum(info.file_size for info in infos)) > most_bytes:
-        raise InvalidError(f"code: {_too_large(total, most_bytes)}")
-    seen = set[str]()
-    for info in infos:
-        if len(info.filename.encode()) > _MOST_PATH or info.filename.count("/") >= _DEEPEST:
-            raise InvalidError(
-                f"code: {info.filename[:200]!r}... is too long; at most {_MOST_PATH} bytes and "
-                f"{_DEEPEST} parts are allowed"
-            )
-        path = PurePosixPath(info.filename)
-        kind = stat.S_IFMT(info.external_attr >> 16)
-        inside = not path.is_absolute() and ".." not in path.parts and path.as_posix() != "."
-        plain = kind in (0, stat.S_IFREG) and not info.flag_bits & 1
-        plain = plain and info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-        plain = plain and all(len(part.encode()) <= _MOST_NAME for part in path.parts)
-        if not (inside and plain and path.as_posix() == info.filename) or "\\" in info.filename:
-            raise InvalidError(f"code: {info.filename[:200]!r} is not a plain file inside")
-        if info.filename in seen:
-            raise InvalidError(f"code: {info.filename[:200]!r} is there twice")
-        seen.add(info.filename)
-    for name in seen:
-        for parent in PurePosixPath(name).parents:
-            if parent.as_posix() in seen:
-                raise InvalidError(f"code: {str(parent)[:200]!r} is a file and a folder")
-    return infos
-
-
-def _too_large(found: int, most: int) -> str:
-    return f"{found} bytes; at most {most} are allowed, and large files belong on the volume"
+def _members(archive: zipfile.ZipFile, most_bytes: int) -> list[zipfile.ZipInfo]:
+    return plain_members(archive, "code", most_files=MAX_FILES, most_bytes=most_bytes)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.code.archive import unpack
-from paceline.code.packages import Packages, PackageSet
+from paceline.code.packages import Packages, WantedPackages
 from paceline.errors import UnavailableError
 from paceline.fair_queue import NO_OWNER, QueueOwner
 
@@ -34,7 +34,7 @@ class CodeFolder:
 @dataclass(frozen=True, slots=True)
 class _Unpacked:
     path: Path
-    wanted: PackageSet | None
+    wanted: WantedPackages | None
     num_bytes: int
 
 

@@ -1,17 +1,30 @@
-"""Installs wheels into a folder with pip, bounded in time, memory and disk."""
+"""Fetches and unpacks wheels in processes of their own, bounded in time, memory and disk."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from paceline.code.wheels.held import Hold
+from paceline.code.wheels.messages import (
+    FETCH,
+    REPLY,
+    UNPACK,
+    FetchRequest,
+    LocalWheel,
+    UnpackRequest,
+    WheelsReply,
+)
+from paceline.code.wheels.sources import CERTIFICATES, Sources, without_credentials
 from paceline.config.packages import PackageSettings
 from paceline.errors import UnavailableError
 
@@ -20,19 +33,13 @@ SHARED = (
     *("annotated-types", "grpcio", "grpcio-health-checking", "pydantic", "pydantic-core"),
     *("typing-extensions", "typing-inspection"),
 )
-CHILD = Path(__file__).with_name("pip_child.py")
-_MEMORY_BYTES = 4 << 30
+FETCHER, UNPACKER = "paceline.code.wheels.fetch_child", "paceline.code.wheels.unpack_child"
 _LOOK_S = 0.25
-_TOLD_LINES, _TOLD_CHARS = 3, 1000
-_RETRIED = "Retrying ("
-# Proxies and certificates of the index, and pip's own settings; nothing else of the service.
-_PASSED = ("HOME", "LANG", "PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
-_PASSED_PREFIX = ("PIP_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-_ARGUMENTS = (
-    *("--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--no-cache-dir"),
-    *("--root-user-action", "ignore", "--progress-bar", "off", "--no-warn-script-location"),
-    *("--retries", "1", "--timeout", "15"),
-)
+_MOST_CHARS = 2000  # of an error
+# Proxies, certificates and `.netrc` for the fetcher; nothing else of the service.
+_PASSED = ("HOME", "NETRC", "SSL_CERT_DIR", *CERTIFICATES)
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+_SEALED = {"HOME": "/nonexistent", "LANG": "C.UTF-8"}
 
 
 class InstallError(UnavailableError):
@@ -48,51 +55,105 @@ def shared_versions() -> tuple[str, ...]:
     return tuple(found)
 
 
-async def install(
-    requirements: Sequence[str], *, wheels: Path | None, into: Path, settings: PackageSettings
-) -> Path:
-    """Install packages; returns the folder to import from, which is in the empty folder `into`.
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """One installation in an empty folder, from its start to its deadline."""
 
-    `wheels`: a folder with wheels besides those of the index.
+    folder: Path
+    settings: PackageSettings
+    deadline: float  # of the event loop's clock
 
-    Raises:
-        InstallError: pip refuses, or takes too much time or disk; says its last lines.
-    """
-    if importlib.util.find_spec("pip") is None:
-        raise InstallError("pip is not installed in this image")
-    target, log = into / "site", into / "log"
-    target.mkdir()
-    (into / "tmp").mkdir()
-    (into / "requirements.txt").write_text("\n".join(requirements) + "\n")
-    (into / "constraints.txt").write_text("\n".join(shared_versions()) + "\n")
-    limits = (os.getpid(), _MEMORY_BYTES, settings.most_bytes, int(settings.timeout_s) + 1)
-    options = [
-        *("--target", target, "-r", into / "requirements.txt"),
-        *("--constraint", into / "constraints.txt", *_sources(wheels, settings)),
-    ]
-    command = [sys.executable, "-I", CHILD, *limits, "install", *_ARGUMENTS, *options]
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *map(str, command),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=_environment(os.environ, settings) | {"TMPDIR": str(into / "tmp")},
-            cwd=into,
-            start_new_session=True,
+    @classmethod
+    def begin(cls, folder: Path, settings: PackageSettings) -> Installation:
+        """An installation that has `settings.timeout_s` from now."""
+        now = asyncio.get_running_loop().time()
+        return cls(folder, settings, now + settings.timeout_s)
+
+    async def fetch(
+        self, requirements: Sequence[str], *, own: Sequence[LocalWheel], sources: Sources
+    ) -> tuple[LocalWheel, ...]:
+        """Resolve requirements; returns the wheels that they need, in the folder.
+
+        `own`: wheels of the job's code, besides those of `sources`.
+
+        Raises:
+            InstallError: they cannot be met, a wheel is refused, or it takes too much time or disk.
+        """
+        into = self._made("wheels")
+        request = FetchRequest(
+            requirements=tuple(requirements),
+            constraints=(*shared_versions(), *sources.constraints),
+            own=tuple(own),
+            sources=sources,
+            into=into,
+            most_bytes=self.settings.most_bytes,
+            hold=self._hold(),
         )
-    try:
-        async with asyncio.timeout(settings.timeout_s):
-            await _finished(process, into, settings.most_bytes)
-    except TimeoutError:
-        raise InstallError(f"not installed within {settings.timeout_s:g} s") from None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    if process.returncode:
-        raise InstallError(_told(log.read_text(errors="replace"), process.returncode))
-    return target
+        reply = await self._run(FETCHER, FETCH.dump_json(request), _environment(os.environ))
+        return reply.wheels
+
+    async def unpack(self, wheels: Sequence[LocalWheel]) -> Path:
+        """Unpack wheels without network or secrets; returns the folder to import from.
+
+        Raises:
+            InstallError: they cannot be unpacked, or it takes too much time or disk.
+        """
+        into = self._made("site")
+        request = UnpackRequest(tuple(wheels), into, self._hold())
+        await self._run(UNPACKER, UNPACK.dump_json(request), _SEALED)
+        if await asyncio.to_thread(size_of, into) > self.settings.most_bytes:
+            raise self._too_much()
+        return into
+
+    def _made(self, name: str) -> Path:
+        path = (self.folder / name).absolute()
+        path.mkdir()
+        return path
+
+    def _hold(self) -> Hold:
+        return Hold(os.getpid(), self.settings.most_bytes, int(self.settings.timeout_s) + 1)
+
+    def _too_much(self) -> InstallError:
+        return InstallError(f"more than {self.settings.most_bytes} bytes of packages")
+
+    async def _run(
+        self, module: str, request: bytes, environment: Mapping[str, str]
+    ) -> WheelsReply:
+        """The answer of a process to its only request."""
+        log = self.folder / f"{module}.log"
+        with log.open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-m", module),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                env=dict(environment),
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                answer = await self._answer(process, request)
+        except TimeoutError:
+            raise InstallError(f"not installed within {self.settings.timeout_s:g} s") from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        return _reply(answer, process.returncode, log)
+
+    async def _answer(self, process: asyncio.subprocess.Process, request: bytes) -> bytes:
+        """What it writes until it ends, unless the folder grows too large."""
+        answer = asyncio.ensure_future(process.communicate(request))
+        try:
+            while not answer.done():
+                await asyncio.wait({answer}, timeout=_LOOK_S)
+                # Wheels are there packed and unpacked, and some that were not chosen.
+                if await asyncio.to_thread(size_of, self.folder) > 3 * self.settings.most_bytes:
+                    raise self._too_much()
+            return answer.result()[0]
+        finally:
+            answer.cancel()
 
 
 def size_of(folder: Path) -> int:
@@ -105,42 +166,20 @@ def size_of(folder: Path) -> int:
     return total
 
 
-async def _finished(process: asyncio.subprocess.Process, folder: Path, most_bytes: int) -> None:
-    """Wait for its end, or until the folder has grown too large."""
-    ended = asyncio.create_task(process.wait())
-    try:
-        while not ended.done():
-            await asyncio.wait({ended}, timeout=_LOOK_S)
-            # While pip works, what it has downloaded is there packed and unpacked.
-            allowed = most_bytes if ended.done() else 3 * most_bytes
-            if await asyncio.to_thread(size_of, folder) > allowed:
-                raise InstallError(f"more than {most_bytes} bytes of packages")
-    finally:
-        ended.cancel()
-
-
-def _sources(wheels: Path | None, settings: PackageSettings) -> Iterator[str | Path]:
-    if settings.no_index:
-        yield "--no-index"
-    if wheels is not None:
-        yield from ("--find-links", wheels)
-
-
-def _environment(own: Mapping[str, str], settings: PackageSettings) -> dict[str, str]:
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
     passed = {
-        name: value
-        for name, value in own.items()
-        if name in _PASSED or name.upper().startswith(_PASSED_PREFIX)
+        name: value for name, value in own.items() if name in _PASSED or name.upper() in _PROXIES
     }
-    if settings.index_url:  # which may have a password: all users can read arguments
-        passed["PIP_INDEX_URL"] = settings.index_url
-    return passed
+    return passed | {"LANG": "C.UTF-8"}
 
 
-def _told(log: str, code: int) -> str:
-    """What pip says is wrong."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    wrong = [line for line in lines if line.startswith("ERROR:")] or lines
-    retried = [line for line in lines if _RETRIED in line][-1:]
-    text = "; ".join([*retried, *wrong[-_TOLD_LINES:]]) or f"exit code {code}"
-    return f"pip: {text}"[:_TOLD_CHARS]
+def _reply(answer: bytes, code: int | None, log: Path) -> WheelsReply:
+    try:
+        reply = REPLY.validate_json(answer)
+    except ValidationError:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+        last = next((line for line in reversed(lines) if line), f"exit code {code}")
+        reply = WheelsReply(error=last)
+    if reply.error:
+        raise InstallError(without_credentials(reply.error)[:_MOST_CHARS])
+    return reply

@@ -2,8 +2,9 @@
 
     NAME/             a set, to import from
     NAME.owners/@T    tenant T has asked for it; locked by every worker in which a job of T uses it
-    NAME.lock         held while it is being installed
-    new-NAME, old-NAME    being installed, being deleted
+    INPUTS.set        the name of the set that these inputs were resolved to
+    INPUTS.lock       held while they are being resolved and installed
+    new-INPUTS, old-NAME    being installed, being deleted
     all.lock          held by whoever adds, claims or deletes sets
 
 A set counts for every tenant that has asked for it, and is there until none of them has.
@@ -26,7 +27,7 @@ from paceline.config.packages import PackageSettings
 
 DRAFT = "new-"
 ALL = "all.lock"
-_GONE, _OWNERS, _LOCK, _TENANT = "old-", ".owners", ".lock", "@"
+_GONE, _OWNERS, _LOCK, _SET, _TENANT = "old-", ".owners", ".lock", ".set", "@"
 
 
 class PackageQuotaError(InstallError):
@@ -53,6 +54,21 @@ class PackageCache:
         self.root = root
         self._settings = settings
         self._sizes: dict[tuple[str, int], int] = {}  # by name and inode: sets do not change
+
+    def resolved(self, inputs: str) -> str | None:
+        """The name of the set that inputs were resolved to; None: that is not known.
+
+        Needs no lock. There may be no such set any more.
+        """
+        with suppress(FileNotFoundError):
+            return (self.root / f"{inputs}{_SET}").read_text()
+        return None
+
+    def remember(self, inputs: str, name: str) -> None:
+        """Let `resolved` know; needs the draft of these inputs and a hold of the set."""
+        draft = self.root / f"{DRAFT}{inputs}" / "name"
+        draft.write_text(name)
+        draft.rename(self.root / f"{inputs}{_SET}")
 
     def hold(self, name: str, tenant: str) -> int | None:
         """A descriptor that keeps a set for a tenant until it is unlocked; None: it has none.
@@ -88,13 +104,25 @@ class PackageCache:
         self._check_tenant(tenant, self._size(name))
         return self._claimed(name, tenant)
 
+    def claim_resolved(self, inputs: str, tenant: str) -> tuple[str, int] | None:
+        """The set that inputs were resolved to, and what `claim` returns; None: it is not here.
+
+        Raises:
+            PackageQuotaError: as `claim`.
+        """
+        name = self.resolved(inputs)
+        fd = None if name is None else self.claim(name, tenant)
+        return None if name is None or fd is None else (name, fd)
+
     def add(self, made: Path, name: str, tenant: str) -> int:
-        """Move a set here; returns what `hold` does.
+        """Move a set here, unless it came here meanwhile; returns what `hold` does.
 
         Raises:
             PackageQuotaError: its tenant would have too much.
             InstallError: there is no room, as the others are in use.
         """
+        if (fd := self.claim(name, tenant)) is not None:
+            return fd
         num_bytes = size_of(made)
         self._clean()
         self._check_tenant(tenant, num_bytes)
@@ -188,6 +216,10 @@ class PackageCache:
         for owners in self.root.glob(f"*{_OWNERS}"):
             if not (self.root / owners.name.removesuffix(_OWNERS)).is_dir():
                 shutil.rmtree(owners, ignore_errors=True)
+        for resolved in self.root.glob(f"*{_SET}"):
+            name = self.resolved(resolved.name.removesuffix(_SET))
+            if name is not None and not (self.root / name).is_dir():
+                resolved.unlink(missing_ok=True)
 
     def _remove_draft(self, draft: Path) -> None:
         """Remove a draft, unless somebody works on it."""

@@ -1,7 +1,8 @@
 """Packages that the code of jobs requires, on a worker: installed once, read by sealed processes.
 
-A set of packages is named by all that it is made from, so that jobs and tenants can share it: none
-of them can change what another one gets. No process of a job can write there.
+A set of packages is named by the digests of its wheels, so that jobs and tenants can share it: none
+of them can change what another one gets. No process of a job can write there. What the wheels were
+resolved from has a name too, so that an installed set needs no index.
 """
 
 from __future__ import annotations
@@ -15,57 +16,89 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.code.file_locks import locked
-from paceline.code.install import InstallError, install, shared_versions
+from paceline.code.install import Installation, InstallError, shared_versions
 from paceline.code.package_cache import ALL, DRAFT, PackageCache, PackageQuotaError, lock_of
 from paceline.code.requirements import REQUIREMENTS, WHEELS, parse
+from paceline.code.wheels.messages import LocalWheel
+from paceline.code.wheels.sources import Sources
+from paceline.code.wheels.wheel import WheelName
 from paceline.config.packages import PackageSettings
-from paceline.digest import digest_of
+from paceline.digest import digest_of, digest_of_file
 from paceline.fair_queue import NO_OWNER, FairQueue, QueueOwner
 from paceline.telemetry.metrics import Metrics
 
 RETRY_S = 60.0  # until what could not be installed is tried again
 AT_A_TIME, MOST_OF_TENANT = 3, 2  # installations: another tenant need not wait for one
 _MOST_FAILED = 256  # that are remembered
+_PYTHON = (sys.implementation.cache_tag, sysconfig.get_platform())
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class PackageSet:
-    """What the code in a folder requires."""
+class WantedPackages:
+    """What the code in a folder requires, and where wheels come from."""
 
     requirements: tuple[str, ...]
-    wheels: Path | None
-    name: str
+    own: tuple[LocalWheel, ...]  # of the code
+    sources: Sources
+    inputs: str  # the digest of all that decides which wheels these are, but what indexes have
 
     @classmethod
-    def of(cls, code: Path, settings: PackageSettings) -> PackageSet | None:
+    def of(cls, code: Path, settings: PackageSettings) -> WantedPackages | None:
         """What a folder requires; None if nothing.
 
         Raises:
-            InvalidError: its requirements are wrong.
+            InvalidError: its requirements are wrong, or a wheel of it has no name of one.
+            SourcesError: pip's configuration cannot be read.
         """
-        file, wheels = code / REQUIREMENTS, code / WHEELS
+        file = code / REQUIREMENTS
         requirements = parse(file.read_bytes()) if file.is_file() else ()
         if not requirements:
             return None
-        own = sorted(wheels.glob("*.whl"))
-        made_from = {
-            "requirements": sorted(requirements),
-            "wheels": [[each.name, digest_of(each.read_bytes())] for each in own],
+        own = _own_wheels(code / WHEELS)
+        sources = Sources.read(settings, os.environ)
+        inputs = {
+            "requirements": requirements,
+            "wheels": [[each.path.name, each.digest] for each in own],
             "shared": shared_versions(),
-            "python": [sys.implementation.cache_tag, sysconfig.get_platform()],
-            "index": [settings.index_url, settings.no_index],
+            "python": _PYTHON,
+            "sources": asdict(sources),
         }
-        name = digest_of(json.dumps(made_from, sort_keys=True).encode())
-        return cls(requirements, wheels if own else None, name)
+        name = digest_of(json.dumps(inputs, sort_keys=True).encode())
+        return cls(requirements, own, sources, name)
+
+
+def _own_wheels(folder: Path) -> tuple[LocalWheel, ...]:
+    """Files in the folder itself whose names end in `.whl`; nothing else in it counts."""
+    if folder.is_symlink() or not folder.is_dir():
+        return ()
+    names = (path for path in sorted(folder.iterdir()) if path.suffix == ".whl")
+    files = [path for path in names if path.is_file() and not path.is_symlink()]
+    for path in files:
+        WheelName.parse(path.name)
+    return tuple(LocalWheel(path, _digest_of(path)) for path in files)
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return digest_of_file(file)
+
+
+def _set_name(wheels: Sequence[LocalWheel]) -> str:
+    """The name of an installed set, which decides every byte of it."""
+    made_from = {
+        "wheels": sorted([each.path.name, each.digest] for each in wheels),
+        "python": _PYTHON,
+    }
+    return digest_of(json.dumps(made_from, sort_keys=True).encode())
 
 
 @dataclass(slots=True)
@@ -96,15 +129,15 @@ class Packages:
         self._cache: PackageCache | None = None
         self._slots = FairQueue(AT_A_TIME, most_of_tenant=MOST_OF_TENANT)
         self._waiting = 0
-        self._uses: dict[tuple[str, str], _Use] = {}  # by tenant and name
+        self._uses: dict[tuple[str, str], _Use] = {}  # by tenant and inputs
         self._failed: dict[tuple[str, str], tuple[float, str, type[InstallError]]] = {}
         self._changes: set[asyncio.Task[Any]] = set()
 
-    def wanted(self, code: Path) -> PackageSet | None:
-        """See `PackageSet.of`."""
-        return PackageSet.of(code, self._settings)
+    def wanted(self, code: Path) -> WantedPackages | None:
+        """See `WantedPackages.of`."""
+        return WantedPackages.of(code, self._settings)
 
-    async def folder(self, wanted: PackageSet, owner: QueueOwner = NO_OWNER) -> Path:
+    async def folder(self, wanted: WantedPackages, owner: QueueOwner = NO_OWNER) -> Path:
         """The folder to import these packages from; installs them if they are not there.
 
         Goes on if the caller gives up, so that the next call finds them.
@@ -118,7 +151,7 @@ class Packages:
                 f"{REQUIREMENTS}: this installation installs no packages for jobs "
                 "(setting packages.install); copy pure Python ones into the folder of the code"
             )
-        key = owner.tenant, wanted.name
+        key = owner.tenant, wanted.inputs
         when, why, kind = self._failed.get(key, (0.0, "", InstallError))
         if why and self._clock() < when + RETRY_S:
             raise kind(why)
@@ -156,14 +189,16 @@ class Packages:
             use.fd = None
             self._uses.pop(key, None)
 
-    async def _made(self, wanted: PackageSet, owner: QueueOwner, use: _Use) -> Path:
-        key = owner.tenant, wanted.name
+    async def _made(self, wanted: WantedPackages, owner: QueueOwner, use: _Use) -> Path:
+        key = owner.tenant, wanted.inputs
         try:
             self._failed.pop(key, None)
             cache = await self._opened()
-            use.fd = cache.hold(wanted.name, owner.tenant)
-            if use.fd is None:
-                use.fd = await self._claimed(cache, wanted, owner)
+            name = cache.resolved(wanted.inputs)
+            fd = None if name is None else cache.hold(name, owner.tenant)
+            if name is None or fd is None:
+                name, fd = await self._claimed(cache, wanted, owner)
+            use.fd = fd
         except (InstallError, OSError) as error:
             self._uses.pop(key, None)
             told = error.message if isinstance(error, InstallError) else str(error)
@@ -175,7 +210,7 @@ class Packages:
             raise kind(why) from None
         if not use.jobs:  # they have ended meanwhile
             self._let_go(key, use)
-        return cache.root / wanted.name
+        return cache.root / name
 
     async def _opened(self) -> PackageCache:
         if self._cache is None:
@@ -183,13 +218,18 @@ class Packages:
             self._cache = self._cache or PackageCache(root, self._settings)
         return self._cache
 
-    async def _claimed(self, cache: PackageCache, wanted: PackageSet, owner: QueueOwner) -> int:
-        claim = partial(cache.claim, wanted.name, owner.tenant)
-        if (fd := await self._changed(claim)) is not None:
-            return fd
-        async with self._slot(owner), locked(lock_of(cache.root, wanted.name)):
-            fd = await self._changed(claim)  # another worker may have installed it meanwhile
-            return await self._install(wanted, owner.tenant, cache) if fd is None else fd
+    async def _claimed(
+        self, cache: PackageCache, wanted: WantedPackages, owner: QueueOwner
+    ) -> tuple[str, int]:
+        """The name of the set, and what keeps it."""
+        claim = partial(cache.claim_resolved, wanted.inputs, owner.tenant)
+        if (claimed := await self._changed(claim)) is not None:
+            return claimed
+        async with self._slot(owner), locked(lock_of(cache.root, wanted.inputs)):
+            # Another worker may have installed it meanwhile.
+            if (claimed := await self._changed(claim)) is not None:
+                return claimed
+            return await self._install(wanted, owner.tenant, cache)
 
     @asynccontextmanager
     async def _slot(self, owner: QueueOwner) -> AsyncGenerator[None]:
@@ -207,17 +247,24 @@ class Packages:
         self._waiting += change
         self._metrics.set("package_installs_waiting", self._waiting)
 
-    async def _install(self, wanted: PackageSet, tenant: str, cache: PackageCache) -> int:
+    async def _install(
+        self, wanted: WantedPackages, tenant: str, cache: PackageCache
+    ) -> tuple[str, int]:
         """Install beside the target, and move there what is complete."""
-        draft = cache.root / f"{DRAFT}{wanted.name}"
+        draft = cache.root / f"{DRAFT}{wanted.inputs}"
         shutil.rmtree(draft, ignore_errors=True)  # of a worker that was killed
         draft.mkdir()
         try:
-            made = await install(
-                wanted.requirements, wheels=wanted.wheels, into=draft, settings=self._settings
-            )
-            await asyncio.to_thread(_open_to_all, made)
-            return await self._changed(partial(cache.add, made, wanted.name, tenant))
+            work = Installation.begin(draft, self._settings)
+            wheels = await work.fetch(wanted.requirements, own=wanted.own, sources=wanted.sources)
+            name = _set_name(wheels)
+            fd = await self._changed(partial(cache.claim, name, tenant))
+            if fd is None:  # no other requirements have led to the same wheels
+                folder = await work.unpack(wheels)
+                await asyncio.to_thread(_open_to_all, folder)
+                fd = await self._changed(partial(cache.add, folder, name, tenant))
+            cache.remember(wanted.inputs, name)
+            return name, fd
         finally:
             await asyncio.to_thread(shutil.rmtree, draft, True)
 

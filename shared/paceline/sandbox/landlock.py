@@ -46,12 +46,14 @@ def abi() -> int:
     return max(int(found), 0)
 
 
-def ruleset(*, readable: Iterable[Path], writable: Iterable[Path] = ()) -> int:
+def ruleset(
+    *, readable: Iterable[Path], writable: Iterable[Path] = (), has_network: bool = False
+) -> int:
     """A file descriptor of rules, for `allow_changes` and `restrict`.
 
     Paths that do not exist are left out.
 
-    `readable` may be executed too, `writable` are files.
+    `readable` may be executed too, `writable` are files. `has_network`: TCP is not restricted.
 
     Raises:
         OSError: the kernel refuses it.
@@ -59,7 +61,7 @@ def ruleset(*, readable: Iterable[Path], writable: Iterable[Path] = ()) -> int:
     version = abi()
     rules = _Ruleset(
         _handled(version),
-        _NET if version >= _NET_ABI else 0,
+        _NET if version >= _NET_ABI and not has_network else 0,
         _SCOPES if version >= SCOPES_ABI else 0,
     )
     size = 8 if version < _NET_ABI else 16 if version < SCOPES_ABI else 24

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from paceline.sandbox import landlock, namespaces, seal, seccomp
+from paceline.sandbox.places import interpreter, read_by_python
 
 HEAD = struct.Struct(">I")  # bytes of the program
 MAX_PACKET = 4096
@@ -68,7 +69,7 @@ class Holds:
     @classmethod
     def find(cls, highest: int) -> Holds:
         """Become nobody if possible, and find out the level."""
-        may_more, readable = _be_nobody(), _readable()
+        may_more, readable = _be_nobody(), read_by_python()
         why = "" if highest < NAMESPACES else _refusal(readable, as_root=may_more)
         level = min(highest, LANDLOCK if why else NAMESPACES)
         as_root = may_more and level == NAMESPACES
@@ -323,7 +324,7 @@ def _be_nobody() -> bool:
     needed = (seal.CAP_KILL, seal.CAP_SETGID, seal.CAP_SETUID)
     if os.getuid() != 0 or not seal.has_capabilities(*needed):
         return False
-    if all(_is_open(path) for path in _interpreter()):
+    if all(_is_open(path) for path in interpreter()):
         with contextlib.suppress(OSError):  # the namespace has no such user
             seal.be_nobody()
             return False
@@ -333,18 +334,6 @@ def _be_nobody() -> bool:
 def _is_open(path: Path) -> bool:
     """Whether others may enter a folder and all above it."""
     return all(each.stat().st_mode & 0o5 == 0o5 for each in (path, *path.parents))
-
-
-def _interpreter() -> list[Path]:
-    paths = sysconfig.get_paths()
-    found = [Path(paths[name]).resolve() for name in ("stdlib", "purelib")]
-    return [path for path in found if path.is_dir()]
-
-
-def _readable() -> list[Path]:
-    libraries = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
-    others = ("/usr/share/zoneinfo", "/etc/localtime", "/dev/zero", "/dev/urandom", "/dev/random")
-    return [*_interpreter(), *map(Path, libraries + others)]
 
 
 def _executables() -> list[Path]:

@@ -16,14 +16,21 @@ def write_wheel(
     *,
     files: Mapping[str, str] | None = None,
     requires: Sequence[str] = (),
+    fields: Sequence[str] = (),
 ) -> Path:
-    """Write a pure wheel with `files`, by default one module of its name; the same every time."""
+    """Write a pure wheel with `files`, by default one module of its name; the same every time.
+
+    `fields`: further lines of its `METADATA`. Files of its `.dist-info` replace the usual ones.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    found = dict(files if files is not None else {f"{name}.py": f'VERSION = "{version}"\n'})
+    own = files if files is not None else {f"{name}.py": f'VERSION = "{version}"\n'}
     info = f"{name}-{version}.dist-info"
-    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
-    found[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
-    found[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    needs = "".join(f"{each}\n" for each in (*fields, *(f"Requires-Dist: {r}" for r in requires)))
+    found = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        **own,
+    }
     listed = "".join(f"{each},,\n" for each in [*found, f"{info}/RECORD"])
     made = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as wheel:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.code.install import CHILD, SHARED, InstallError
+from paceline.code.install import FETCHER, SHARED, UNPACKER, InstallError
 from paceline.code.package_cache import PackageQuotaError
 from paceline.code.packages import Packages
 from paceline.config.packages import PackageSettings
@@ -148,7 +148,7 @@ async def test_one_that_takes_too_long_is_given_up(packages: Make, tmp_path: Pat
     with pytest.raises(InstallError, match=r"not installed within 0.01 s"):
         await installed(packages(timeout_s=0.01), code)
     children = [each for each in psutil.Process().children() if goes_on(each)]
-    assert not [each for each in children if "pip_child" in " ".join(each.cmdline())]
+    assert not [each for each in children if "paceline.code.wheels" in " ".join(each.cmdline())]
 
 
 def big(folder: Path, letter: str) -> Path:
@@ -240,14 +240,21 @@ async def test_a_worker_that_is_killed_while_it_installs_leaves_nothing_half_don
     assert [each.name for each in cache.glob("*.lock")] == ["all.lock"]
 
 
-@pytest.mark.parametrize("begins", [True, False])
-def test_an_installation_whose_worker_has_ended_does_not_begin(begins: bool) -> None:
+@pytest.mark.parametrize("module", [FETCHER, UNPACKER])
+def test_an_installation_whose_worker_has_ended_does_not_begin(module: str, tmp_path: Path) -> None:
     """Its parent is another process then."""
-    worker = os.getpid() if begins else os.getppid()
-    limits = map(str, (worker, 4 << 30, MIB, 60))
-    told = subprocess.run([sys.executable, "-I", CHILD, *limits, "--version"], capture_output=True)
-    assert told.stdout.startswith(b"pip ") == begins
-    assert (told.returncode, told.stderr) == (0 if begins else 1, b"")
+    requests: dict[str, dict[str, object]] = {
+        FETCHER: {"requirements": [], "constraints": [], "own": [], "sources": {}, "most_bytes": 1},
+        UNPACKER: {"wheels": []},
+    }
+    for worker, begins in ((os.getpid(), True), (os.getppid(), False)):
+        hold = {"parent": worker, "file_bytes": MIB, "cpu_s": 60}
+        request = json.dumps(requests[module] | {"into": str(tmp_path), "hold": hold})
+        done = subprocess.run(
+            [sys.executable, "-I", "-m", module], input=request.encode(), capture_output=True
+        )
+        assert (done.returncode, done.stderr) == (0 if begins else 1, b"")
+        assert bool(done.stdout) == begins
 
 
 async def test_a_folder_that_others_could_write_to_is_not_used(

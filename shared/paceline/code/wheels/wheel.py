@@ -1,0 +1,158 @@
+"""Reads wheels without running or unpacking them, and refuses those that are not what they say."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from email.errors import MessageError
+from pathlib import Path
+from typing import IO
+
+from packaging.metadata import RawMetadata, parse_email
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.tags import Tag
+from packaging.utils import (
+    BuildTag,
+    InvalidWheelFilename,
+    NormalizedName,
+    canonicalize_name,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
+
+from paceline.code.members import BROKEN, plain_members
+from paceline.errors import InvalidError
+
+MOST_METADATA_BYTES = 4 << 20
+MOST_FILES = 50_000
+_INFO = ".dist-info"
+_SINGLE = ("METADATA", "WHEEL", "RECORD")
+
+
+class WheelError(InvalidError):
+    """A wheel that is not installed, as it is broken, names addresses or is not what it says."""
+
+
+class MetadataError(WheelError):
+    """What a wheel needs cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelName:
+    """The name of a wheel's file, and its parts."""
+
+    file: str
+    project: NormalizedName
+    version: Version
+    build: BuildTag
+    tags: frozenset[Tag]
+
+    @classmethod
+    def parse(cls, file: str) -> WheelName:
+        """Parse `NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM.whl`.
+
+        Raises:
+            WheelError: it is something else.
+        """
+        try:
+            return cls(file, *parse_wheel_filename(file))
+        except (InvalidWheelFilename, InvalidVersion) as error:
+            raise WheelError(f"{file[:200]!r} is no name of a wheel: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class WheelMetadata:
+    """What `METADATA` says of the packages that a wheel needs."""
+
+    requires: tuple[Requirement, ...]
+    requires_python: SpecifierSet
+
+    @classmethod
+    def parse(cls, content: bytes, name: WheelName) -> WheelMetadata:
+        """Parse the `METADATA` of the wheel with this name.
+
+        Raises:
+            MetadataError: it cannot be parsed.
+            WheelError: it is another package's, or has an address in what it needs.
+        """
+        if len(content) > MOST_METADATA_BYTES:
+            raise MetadataError(f"{name.file}: METADATA has {len(content)} bytes")
+        try:
+            fields, unparsed = parse_email(content)
+            wrong = {"name", "version", "requires-dist", "requires-python"} & set(unparsed)
+            if wrong:
+                raise MetadataError(f"{name.file}: METADATA: {min(wrong)} cannot be parsed")
+            _check_identity(fields, name)
+            requires = tuple(_requirement(text, name) for text in fields.get("requires_dist", ()))
+            return cls(requires, SpecifierSet(fields.get("requires_python", "")))
+        except (InvalidRequirement, InvalidSpecifier, InvalidVersion, MessageError) as error:
+            reason = str(error).partition("\n")[0]
+            raise MetadataError(f"{name.file}: METADATA: {reason}") from None
+
+
+def read_wheel(
+    path: Path | IO[bytes], name: WheelName, *, most_bytes: int
+) -> tuple[WheelMetadata, int]:
+    """What a wheel needs, and how many bytes it has unpacked.
+
+    Raises:
+        WheelError: it is not a zip archive of plain files with one `.dist-info`, or unpacks to more
+            than `most_bytes`, or is refused by `WheelMetadata.parse`.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = plain_members(
+                archive, name.file, most_files=MOST_FILES, most_bytes=most_bytes
+            )
+            folder = _info_folder([each.filename for each in members], name)
+            with archive.open(f"{folder}/METADATA") as file:
+                content = file.read(MOST_METADATA_BYTES + 1)
+    except BROKEN as error:
+        raise WheelError(f"{name.file}: not a zip archive: {error}") from None
+    except WheelError:
+        raise
+    except InvalidError as error:
+        raise WheelError(error.message) from None
+    return WheelMetadata.parse(content, name), sum(each.file_size for each in members)
+
+
+def _info_folder(files: list[str], name: WheelName) -> str:
+    """The only `.dist-info` of a wheel, which has its name and version."""
+    folders = sorted({file.partition("/")[0] for file in files if "/" in file})
+    infos = [each for each in folders if each.lower().endswith(_INFO)]
+    if len(infos) != 1:
+        listed = ", ".join(infos) or "none"
+        raise WheelError(f"{name.file}: one folder {_INFO} is needed; it has {listed}"[:500])
+    project, _, version = infos[0][: -len(_INFO)].partition("-")
+    if not _is_named(project, version, name):
+        raise WheelError(f"{name.file}: it has the folder {infos[0][:200]} of another package")
+    if missing := [each for each in _SINGLE if f"{infos[0]}/{each}" not in files]:
+        raise WheelError(f"{name.file}: {infos[0]} has no file {missing[0]}")
+    return infos[0]
+
+
+def _check_identity(fields: RawMetadata, name: WheelName) -> None:
+    project, version = fields.get("name", ""), fields.get("version", "")
+    if not _is_named(project, version, name):
+        raise WheelError(
+            f"{name.file}: METADATA is of {project[:100]!r} {version[:100]!r}, not of "
+            f"{name.project} {name.version}"
+        )
+
+
+def _is_named(project: str, version: str, name: WheelName) -> bool:
+    try:
+        return canonicalize_name(project) == name.project and Version(version) == name.version
+    except InvalidVersion:
+        return False
+
+
+def _requirement(text: str, name: WheelName) -> Requirement:
+    parsed = Requirement(text)
+    if parsed.url is not None:
+        raise WheelError(
+            f"{name.file}: it requires {parsed.name} from an address; packages come from the "
+            "index and from the wheels of the code only"
+        )
+    return parsed
