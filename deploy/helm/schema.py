@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from paceline.config.limits import LimitSettings
 from paceline.config.packages import PackageSettings
+from paceline.config.plugins import PluginSettings
 from paceline.config.sections.model import ModelSettings
 from paceline.config.tokenizers import TokenizerSettings
 
@@ -170,6 +171,7 @@ def _sections() -> Schema:
         ),
         "monitoring": _monitoring(),
         "limits": _settings(LimitSettings),
+        "plugins": _settings(PluginSettings),
         "packages": _settings(PackageSettings),
         "models": _settings(ModelSettings),
         "tokenizers": _settings(TokenizerSettings),
@@ -188,6 +190,8 @@ def _settings(model: type[BaseModel]) -> Schema:
         made = {key: found[key] for key in kept if key in found}
         if "properties" in found:
             made["properties"] = {k: plain(field) for k, field in found["properties"].items()}
+        if found.get("items", {}).get("pattern"):
+            made["items"] = {key: found["items"][key] for key in ("type", "pattern")}
         return made
 
     return plain(whole)

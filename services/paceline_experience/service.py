@@ -89,7 +89,9 @@ class ExperienceService(Service):
         self._usage = chassis.usage
         self._options = options
         self._store = store
-        self._jobs = JobStore(store, limits=self._settings.limits)
+        self._jobs = JobStore(
+            store, limits=self._settings.limits, allowed=self._settings.plugins.targets
+        )
         self._audit = AuditLog(
             store,
             path=self._settings.run_dir / "audit" / f"{self._settings.worker_id}.jsonl",
@@ -363,6 +365,10 @@ class ExperienceService(Service):
         )
 
     async def _opened(self, job: Job, ledger: JobLedger) -> None:
+        if unlisted := job.status.unlisted:
+            log.warning(
+                "names functions that are not listed", job=job.status.job_id, names=unlisted
+            )
         await self._training.restore(job, held=await ledger.held_version())
 
     def _add_servicers(self, chassis: Chassis) -> None:

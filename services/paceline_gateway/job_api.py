@@ -27,6 +27,7 @@ from paceline.errors import (
     UnavailableError,
 )
 from paceline.models.resolve import FoundModel, ModelResolver
+from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 from paceline.telemetry.logs import Log
 from paceline.transport.operations import CODE_BYTES_KEY, operation
 from paceline.transport.principal import ALL_TENANTS, Principal
@@ -63,11 +64,15 @@ class JobApi:
         on_refusal: Callable[[Refusal], None],
         trial: ModelTrial,
         models: ModelResolver,
+        allowed: AllowedTargets = NO_TARGETS,
         dtype: Dtype = "auto",
         outage_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_refusal` is called for jobs of another tenant; `dtype` is what `auto` means."""
+        """`on_refusal` is called for jobs of another tenant; `dtype` is what `auto` means.
+
+        `allowed`: functions of installed modules that jobs may name.
+        """
         self._upstream = upstream
         self._on_refusal = on_refusal
         self._resolve = partial(resolve_job, dtype=dtype)
@@ -76,6 +81,7 @@ class JobApi:
         self._patterns = Patterns()
         self._trial = trial
         self._models = models
+        self._allowed = allowed
         self._model_readers = ThreadPoolExecutor(MAX_MODEL_READERS, "models")
 
     async def submit(self, request: pb.SubmitJobRequest, who: Principal) -> types_pb2.Job:
@@ -95,7 +101,7 @@ class JobApi:
         checked(request)
         spec = self._with_tenant(await asyncio.to_thread(self._resolve, raw), who)
         check_code(spec)
-        await check_plugins(spec, self._patterns, who.tenant)
+        await check_plugins(spec, self._patterns, who.tenant, self._allowed)
         files: Mapping[str, bytes] = dict(request.files)
         if files:
             files = await asyncio.to_thread(check_files, files, source="files")

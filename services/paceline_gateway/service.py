@@ -115,6 +115,7 @@ class GatewayService(Service):
             on_refusal=self._refusals.note,
             models=ModelResolver(settings.models, run_dir=settings.run_dir),
             trial=ModelTrial(settings.tokenizers, self._sandbox),
+            allowed=settings.plugins.targets,
             dtype=dtype,
         )
         self._handlers = handlers(upstream, jobs)

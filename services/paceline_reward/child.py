@@ -12,7 +12,8 @@ from typing import Any
 from paceline.code.errors import told
 from paceline.code.frames import frame, requests, take_pipes
 from paceline.errors import PacelineError
-from paceline.plugins import RewardInput, declared, registry
+from paceline.plugins import RewardInput, declared
+from paceline.plugins.loading import attribute
 from paceline.types import Score
 from paceline_reward.scores import as_score, infra_error, item_from_json, score_to_json
 
@@ -31,10 +32,13 @@ def main() -> None:
 
 
 def serve(request: dict[str, Any]) -> Any:
-    """Yield whether the function can be imported, then a score per item."""
+    """Yield whether the function can be imported, then a score per item.
+
+    Whether the job may name it has been decided by the worker, in `paceline_reward.parts`.
+    """
     _alarm(request["load_s"])
     try:
-        function = registry.find("rewards", request["target"])
+        function = attribute(request["target"])
         if load := declared(function).load:
             load(**request["options"])
     except PacelineError as error:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.enums import ScoreStatus
+from paceline.errors import UnlistedError
 from paceline.fair_queue import NO_OWNER, QueueOwner
 from paceline.plugins import Endpoints, Programs, RewardInput
+from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 from paceline.server.liveness import WorkProgress
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
@@ -33,6 +35,15 @@ _SEVERITY = {
 
 
 @dataclass(frozen=True, slots=True)
+class _Section:
+    """A `reward:` section, and all that decides what it may name."""
+
+    rewards_json: str
+    has_code: bool
+    allowed: AllowedTargets
+
+
+@dataclass(frozen=True, slots=True)
 class _Call:
     """What items are scored for."""
 
@@ -51,17 +62,26 @@ class Scorer:
         job_pools: JobPools | None = None,
         programs: Callable[[QueueOwner, float], Programs] | None = None,
         endpoints: Callable[[QueueOwner, float], Endpoints] | None = None,
+        allowed: AllowedTargets = NO_TARGETS,
+        accepted: Callable[[str], Awaitable[AllowedTargets]] | None = None,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_cached: int = 256,
     ) -> None:
+        """`allowed`: functions of installed modules that any job may name.
+
+        `accepted` tells which others a job may name because it was accepted before they had to be
+        listed.
+        """
         self._metrics = metrics or Metrics()
         self._pool = pool
         self._job_pools = job_pools
         self._means = {"programs": programs, "endpoints": endpoints}
         self._clock = clock
         self._max_cached = max_cached
-        self._parts: dict[str, tuple[RewardPart, ...]] = {}
+        self._allowed = allowed
+        self._accepted = accepted
+        self._parts: dict[_Section, tuple[RewardPart, ...]] = {}
         self.longest_s = 0.0  # longest timeout of a part, per item
         self._pending = 0
         self._scored = 0
@@ -86,8 +106,9 @@ class Scorer:
 
         Raises:
             InvalidError: the section names a reward or an option that does not exist.
+            UnlistedError: it names a function that is neither in the job's code nor listed.
         """
-        parts = self._parts_of(rewards_json)
+        parts = await self._parts_for(owner.job_id, rewards_json, has_code=bool(code))
         call = _Call(spans, owner, code)
         self._add_pending(len(items))
         try:
@@ -151,7 +172,7 @@ class Scorer:
         with self._timed(part, items):
             if part.judge is not None:
                 scores = await self._judged(part, items, call.owner)
-            elif call.code and part.is_own:
+            elif part.is_own:
                 scores = await self._sealed(part, items, call)
             else:
                 scores = await self._pool.run(part, items, owner=call.owner)
@@ -191,14 +212,29 @@ class Scorer:
         self._metrics.add("part_seconds", self._clock() - started, part=part.name)
         self._metrics.add("part_scores", len(items), part=part.name)
 
-    def _parts_of(self, rewards_json: str) -> tuple[RewardPart, ...]:
-        found = self._parts.get(rewards_json)
+    async def _parts_for(
+        self, job_id: str, rewards_json: str, *, has_code: bool
+    ) -> tuple[RewardPart, ...]:
+        try:
+            return self._parts_of(_Section(rewards_json, has_code, self._allowed))
+        except UnlistedError:
+            if self._accepted is None or not job_id:
+                raise
+            accepted = self._allowed | await self._accepted(job_id)
+            if accepted == self._allowed:
+                raise
+        return self._parts_of(_Section(rewards_json, has_code, accepted))
+
+    def _parts_of(self, section: _Section) -> tuple[RewardPart, ...]:
+        found = self._parts.get(section)
         if found is None:
-            found = read_parts(rewards_json)
+            found = read_parts(
+                section.rewards_json, has_code=section.has_code, allowed=section.allowed
+            )
             self.longest_s = max([self.longest_s, *(part.timeout_s for part in found)])
             if len(self._parts) >= self._max_cached:
                 self._parts.pop(next(iter(self._parts)))
-            self._parts[rewards_json] = found
+            self._parts[section] = found
         return found
 
     def _add_pending(self, count: int) -> None:

@@ -23,7 +23,9 @@ from paceline.transport.rpc import connect_as
 from paceline.types import Worker
 from paceline.v1 import reward_pb2_grpc
 from paceline.v1.experience_pb2_grpc import ExperienceStub
+from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline_reward.accepted import AcceptedTargets
 from paceline_reward.endpoints import WorkerEndpoints
 from paceline_reward.job_pools import JobPools
 from paceline_reward.pool import ChildPool, plain_children
@@ -63,11 +65,14 @@ class RewardService(Service):
             metrics=chassis.metrics,
         )
         self._endpoints = WorkerEndpoints(options.endpoints)
+        self._accepted = AcceptedTargets(JobsStub(self._channel)) if self._channel else None
         self._scorer = Scorer(
             pool=self._pool,
             job_pools=self._job_pools,
             programs=partial(FairPrograms, self._sandbox, queue),
             endpoints=self._endpoints.of,
+            allowed=settings.plugins.targets,
+            accepted=self._accepted.of if self._accepted else None,
             metrics=chassis.metrics,
         )
 
@@ -87,7 +92,7 @@ class RewardService(Service):
                 roster=roster,
                 report=self.report,
                 ended=self._end_job,
-                kept=lambda: self._job_pools.jobs | self._code.jobs,
+                kept=self._kept,
                 usage=self._chassis.usage.totals,
             )
 
@@ -127,7 +132,13 @@ class RewardService(Service):
             await self._channel.close()
         await self._code.close()
 
+    def _kept(self) -> set[str]:
+        accepted = self._accepted.jobs if self._accepted else set[str]()
+        return self._job_pools.jobs | self._code.jobs | accepted
+
     async def _end_job(self, job_id: str) -> None:
+        if self._accepted:
+            self._accepted.end(job_id)
         await self._job_pools.end(job_id)
         await self._code.end(job_id)
 

@@ -19,6 +19,7 @@ from paceline.enums import WorkerKind
 from paceline.errors import FencedError, InvalidError, PacelineError, UnavailableError
 from paceline.models.resolve import ModelResolver
 from paceline.objective.load import load_objective
+from paceline.plugins.allowed import AllowedTargets
 from paceline.server.chassis import Chassis, Service
 from paceline.server.cores import threads_for
 from paceline.server.failures import describe
@@ -150,8 +151,14 @@ class TrainerService(Service):
 
     async def _train(self) -> None:
         try:
-            spec = parse_job(json.loads((await self._ledger.job()).spec))
-            engine = await self._compute.run(self._build, spec)
+            job = await self._ledger.job()
+            spec = parse_job(json.loads(job.spec))
+            # Those of a job that was accepted before they had to be listed.
+            unlisted = AllowedTargets.of(job.status.unlisted)
+            if unlisted.targets:
+                log.warning("functions that are not listed are called", functions=unlisted)
+            allowed = self._settings.plugins.targets | unlisted
+            engine = await self._compute.run(self._build, spec, allowed)
             self._trainer = self._make(engine, spec)
             self._background.append(asyncio.create_task(self._watch_stop(), name="stop broadcast"))
             await self._trainer.run()
@@ -184,11 +191,11 @@ class TrainerService(Service):
         except PacelineError as report_error:
             log.warning("job not failed", error=report_error)
 
-    def _build(self, spec: JobSpec) -> TrainingBackend:
+    def _build(self, spec: JobSpec, allowed: AllowedTargets) -> TrainingBackend:
         """Build everything that computes, in the compute thread."""
         torch.manual_seed(spec.tasks.seed)
         trainer = spec.trainer
-        objective = load_objective(trainer.objective, trainer.hooks)
+        objective = load_objective(trainer.objective, trainer.hooks, allowed=allowed)
         models = ModelResolver(self._settings.models, run_dir=self._settings.run_dir)
         model = str(models.folder(spec.model))
         policy = open_policy(

@@ -4,7 +4,8 @@ PacelineError                INTERNAL             500
 ├── InvalidError             INVALID_ARGUMENT     422   a value the caller sent is wrong
 │   ├── ConfigError          INVALID_ARGUMENT     422   a job file or settings file is wrong
 │   ├── LimitError           INVALID_ARGUMENT     422   something is larger than a limit allows
-│   └── MalformedError       INVALID_ARGUMENT     400   a document is not JSON, or not YAML
+│   ├── MalformedError       INVALID_ARGUMENT     400   a document is not JSON, or not YAML
+│   └── UnlistedError        INVALID_ARGUMENT     422   a function that the operator has not listed
 ├── NotFoundError            NOT_FOUND            404
 ├── ConflictError            ALREADY_EXISTS       409   same name, different content
 ├── StateError               FAILED_PRECONDITION  409   not allowed in the current state
@@ -70,6 +71,10 @@ class MalformedError(InvalidError):
     """A document cannot be parsed: it is not JSON, or not YAML, or not text at all."""
 
     http = 400
+
+
+class UnlistedError(InvalidError):
+    """A job names a function of an installed module that the operator has not listed."""
 
 
 class NotFoundError(PacelineError):

@@ -292,6 +292,8 @@ class JobStatus:
     created_at: str = ""
     started_at: str | None = None
     finished_at: str | None = None
+    # `module:attribute` of functions that it may name although the operator has not listed them.
+    unlisted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

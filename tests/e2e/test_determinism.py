@@ -175,7 +175,7 @@ def alone(site: Site, job_of: Job) -> Run:
 
 def gated(job: dict[str, Any], gate: Path, *, from_group: int) -> dict[str, Any]:
     """The job, with rewards of groups from this one on held back until a file exists."""
-    reward = {"kind": "python", "function": "paceline_harness.gates:gated", "pattern": PATTERN}
+    reward = {"kind": "gated", "pattern": PATTERN}
     held = {"gate": str(gate), "from_group": from_group, "timeout_s": 600.0}
     return job | {"reward": [reward | held]}
 

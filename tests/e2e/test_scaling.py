@@ -48,8 +48,7 @@ def gate(tmp_path: Path) -> Path:
 def job_of(tiny_job: Callable[..., dict[str, Any]], gate: Path) -> Callable[..., dict[str, Any]]:
     """A synchronous job."""
     reward = {
-        "kind": "python",
-        "function": "paceline_harness.gates:gated",
+        "kind": "gated",
         "gate": str(gate),
         "pattern": "^[^7]{0,12}$",
         "timeout_s": 600.0,

@@ -209,8 +209,7 @@ def test_a_job_trains_over_tls(
     gate = tmp_path / "gate"
     # No answer gets its reward, and so there is no step, before the test has looked.
     reward = {
-        "kind": "python",
-        "function": "paceline_harness.gates:gated",
+        "kind": "gated",
         "gate": str(gate),
         "pattern": "[02468]",
         "timeout_s": PATIENCE_S,

@@ -44,7 +44,7 @@ def test_a_hung_tracker_costs_the_job_nothing(
         ]
         # Of a job that is over there are no system points: it waits for the first one.
         gate = tmp_path / "gate"
-        reward = {"kind": "python", "function": "paceline_harness.gates:gated", "timeout_s": 600.0}
+        reward = {"kind": "gated", "timeout_s": 600.0}
         held = {**reward, "gate": str(gate), "pattern": "^[0-9]"}
         spec = parse_job(tiny_job(stop={"steps": STEPS}, reward=[held], tracking=tracking))
         with platform.client() as client:

@@ -92,7 +92,7 @@ def test_failed_tasks_are_tried_again_after_solved_examples(
             "transform": {**transform, "train_as": "original"},
         },
         eval=None,
-        reward=[{"kind": "paceline_test_transforming:lenient"}],
+        reward=[{"kind": "lenient"}],
         experience={
             "batch_groups": 4,
             "group_size": 2,

@@ -27,7 +27,7 @@ def gate(tmp_path: Path) -> Path:
 def job(tiny_job: Callable[..., dict[str, Any]], gate: Path) -> dict[str, Any]:
     """A job that cannot finish before all processes were killed."""
     made = tiny_job(name="kill", stop={"steps": STEPS})
-    reward = {"kind": "python", "function": "paceline_harness.gates:gated", "timeout_s": 600.0}
+    reward = {"kind": "gated", "timeout_s": 600.0}
     held = {"gate": str(gate), "from_group": HELD_FROM * made["experience"]["batch_groups"]}
     return made | {"reward": [{**reward, **held, "pattern": "^[0-9]"}]}
 

@@ -55,8 +55,7 @@ def test_a_job_resumes_from_a_backup_with_a_clean_audit(
     lost = start_platform(first)
     # Four groups make a step: however long the copies take, the job stays before step 21.
     reward = {
-        "kind": "python",
-        "function": "paceline_harness.gates:gated",
+        "kind": "gated",
         "gate": str(gate),
         "pattern": "[0-4]",
         "from_group": 80,

@@ -193,6 +193,7 @@ class ProcessRuntime:
             tracing=mine.tracing,
             limits=mine.limits,
             packages=mine.packages,
+            plugins=mine.plugins,
             tokenizers=mine.tokenizers,
             models=mine.models,
             logs=LogSettings(level=mine.logs.level, path=self._run_dir / "logs" / f"{name}.log"),

@@ -18,8 +18,10 @@ from paceline.errors import (
     NotFoundError,
     StateError,
 )
+from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 from paceline.text import clipped
 from paceline.types import Job, TrackerStatus
+from paceline_experience.jobs import record
 from paceline_experience.jobs.record import TRACKING, decoded, readable_job, size_of
 from paceline_experience.jobs.registration import Registration, Value, quota_error
 from paceline_experience.jobs.registry import INDEX, LIVE, TENANTS, Registry
@@ -56,11 +58,13 @@ class JobStore:
         new_secret: Callable[[], bytes] = lambda: secrets.token_bytes(_KEY_BYTES),
         limits: LimitSettings | None = None,
         new_epoch: Callable[[], int] = lambda: 1 + secrets.randbelow(_MAX_EPOCH),
+        allowed: AllowedTargets = NO_TARGETS,  # functions of modules that any job may name
     ) -> None:
         self._store = store
         self._new_secret = new_secret
         self._limits = limits or LimitSettings()
         self._new_epoch = new_epoch
+        self._allowed = allowed
         self.registry = Registry(store)
         self.registration = Registration(store, registry=self.registry, new_suffix=new_suffix)
         self._tenants: dict[str, str] = {}  # immutable once registered
@@ -84,10 +88,12 @@ class JobStore:
             ConflictError: the request has created a job from another spec.
             QuotaError: the tenant has as many jobs as it may.
             UnavailableError: what an earlier attempt has left is still being deleted.
+            UnlistedError: it names a function of an installed module that is not allowed.
         """
+        fields = {**(prepared or {}), **record.checked_targets(spec, self._allowed)}
         job_id = await self.registration.register(spec, request_id, max_live)
         async with self.registration.writing(job_id):
-            return await self._create(job_id, spec, artifacts, request_id, prepared or {})
+            return await self._create(job_id, spec, artifacts, request_id, fields)
 
     async def _create(
         self,
@@ -141,17 +147,19 @@ class JobStore:
         Raises:
             NotFoundError: no job has this id.
         """
-        (job,) = await self._read([job_id])
-        if job is None:
+        (fields,), now = await self._fields([job_id])
+        if not fields:
             raise unknown_job(job_id)
+        job = readable_job(job_id, self._tenants.get(job_id, ""), fields, now)
         key = self._key(job.status.tenant, job_id, "spec")
         spec: bytes | None = await self._store.command("GET", key)
         if spec is None:  # a job submitted to 0.1.0
-            record = self._key(job.status.tenant, job_id)
-            spec = await self._store.command("HGET", record, "spec")
-            if spec is None and not await self._store.command("EXISTS", record):
+            key = self._key(job.status.tenant, job_id)
+            spec = await self._store.command("HGET", key, "spec")
+            if spec is None and not await self._store.command("EXISTS", key):
                 raise unknown_job(job_id)  # deleted meanwhile
-        return replace(job, spec=(spec or b"").decode("utf-8", "replace"))
+        job = replace(job, spec=(spec or b"").decode("utf-8", "replace"))
+        return record.with_unlisted(job, fields, self._allowed)
 
     async def tenant_of(self, job_id: str) -> str:
         """The tenant of a job.
@@ -336,9 +344,9 @@ class JobStore:
         return found
 
     async def _secret(self, job_id: str, name: str) -> bytes:
-        record = await self._record(job_id)
-        await self._store.command("HSETNX", record, name, self._new_secret().hex())
-        return bytes.fromhex((await self._store.command("HGET", record, name)).decode())
+        key = await self._record(job_id)
+        await self._store.command("HSETNX", key, name, self._new_secret().hex())
+        return bytes.fromhex((await self._store.command("HGET", key, name)).decode())
 
     async def claim(self, job: Job, owner: str, *, lease_s: float, epoch: int = 0) -> int:
         """Take ownership (epoch 0) or renew it; returns the epoch, or 0 if another replica owns it.
@@ -357,6 +365,15 @@ class JobStore:
 
     async def _read(self, job_ids: Sequence[str]) -> list[Job | None]:
         """Records in order, without specs; None where there is none."""
+        records, now = await self._fields(job_ids)
+        found = zip(job_ids, records, strict=True)
+        return [
+            readable_job(job_id, self._tenants.get(job_id, ""), each, now) if each else None
+            for job_id, each in found
+        ]
+
+    async def _fields(self, job_ids: Sequence[str]) -> tuple[list[dict[str, str]], float]:
+        """Records in order, empty where there is none, and the store's time."""
         await self._load_tenants(job_ids)
         now = await self._store.now()
         with self._store.waiting():
@@ -364,11 +381,7 @@ class JobStore:
                 for job_id in job_ids:
                     pipe.hgetall(self._key(self._tenants.get(job_id, ""), job_id))
                 found = await pipe.execute()
-        records = zip(job_ids, map(decoded, found), strict=True)
-        return [
-            readable_job(job_id, self._tenants.get(job_id, ""), fields, now) if fields else None
-            for job_id, fields in records
-        ]
+        return [decoded(each) for each in found], now
 
     async def _read_of(self, tenant: str, job_ids: Sequence[str]) -> dict[str, Job | None]:
         """Records of those jobs that belong to a tenant (empty: all); reads no others."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,14 +14,17 @@ from pydantic import TypeAdapter, ValidationError
 from paceline.config import JobSpec, parse_job
 from paceline.config.documents import read_json
 from paceline.config.load import explain
+from paceline.config.named import check_targets, module_targets
 from paceline.enums import JobState
 from paceline.errors import InvalidError
+from paceline.plugins.allowed import AllowedTargets
 from paceline.types import CheckpointStatus, Job, JobStatus, TrackerStatus
 
 _TRACKER = TypeAdapter(TrackerStatus)
 CHECKPOINT_LIST = TypeAdapter(tuple[CheckpointStatus, ...])
 CHECKPOINTS = "checkpoint_list"
 TRACKING = "tracking:"
+_TARGETS = "targets"  # in every record since functions of modules must be listed
 
 
 def decoded(found: Any) -> dict[str, str]:
@@ -65,6 +70,30 @@ def readable_job(job_id: str, tenant: str, fields: Mapping[str, str], now: float
             job_id=job_id, name=job_id, tenant=tenant, state=JobState.FAILED, reason=reason
         )
         return Job(status=status, spec="", artifacts={})
+
+
+def checked_targets(spec: JobSpec, allowed: AllowedTargets) -> dict[str, str]:
+    """The field that tells that a job's functions of installed modules were checked at submit.
+
+    Raises:
+        UnlistedError: one is not `allowed`.
+    """
+    check_targets(spec, allowed)
+    return {_TARGETS: "checked"}
+
+
+def with_unlisted(job: Job, fields: Mapping[str, str], allowed: AllowedTargets) -> Job:
+    """The job with what it may name although the operator has not listed it.
+
+    A live job whose record does not say that they were checked was accepted before they had to be,
+    and runs to its end. Every job that is submitted now is checked, and its record says so.
+    """
+    if _TARGETS in fields or job.status.state.terminal:
+        return job
+    with suppress(InvalidError):  # a record that cannot be parsed names nothing
+        named = {each for each in module_targets(parse_spec(job)).values() if each not in allowed}
+        return replace(job, status=replace(job.status, unlisted=tuple(sorted(named))))
+    return job
 
 
 def _seconds(fields: Mapping[str, str], name: str) -> float:

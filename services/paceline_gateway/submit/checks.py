@@ -19,6 +19,7 @@ from paceline.config.sections.model import ModelPlace, ModelSpec
 from paceline.errors import ConfigError
 from paceline.models.resolve import FoundModel, ModelResolver
 from paceline.models.weights import check_header, check_weights
+from paceline.plugins.allowed import AllowedTargets
 from paceline.transport.rpc import MAX_MESSAGE_BYTES
 from paceline_gateway.submit.patterns import Patterns
 
@@ -51,9 +52,11 @@ def check_code(spec: JobSpec) -> None:
         )
 
 
-async def check_plugins(spec: JobSpec, patterns: Patterns, tenant: str) -> None:
-    """Raise `ConfigError` for plug-ins that are not installed or refuse their options, by field."""
-    wrong = [*problems(spec), *await _pattern_problems(spec, patterns, tenant)]
+async def check_plugins(
+    spec: JobSpec, patterns: Patterns, tenant: str, allowed: AllowedTargets
+) -> None:
+    """Raise `ConfigError` for plug-ins that may not be named or refuse their options, by field."""
+    wrong = [*problems(spec, allowed=allowed), *await _pattern_problems(spec, patterns, tenant)]
     if wrong:
         raise ConfigError("; ".join(wrong))
 

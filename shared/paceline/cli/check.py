@@ -12,13 +12,16 @@ import yaml
 from paceline.config import JobSpec, load_job
 from paceline.config.documents import read_yaml
 from paceline.config.load import load
+from paceline.config.load import validate as validate_settings
 from paceline.config.named import problems
+from paceline.config.plugins import PluginSettings
 from paceline.config.recipes import recipe
 from paceline.config.sections.model import ModelPlace, ModelSpec, is_folder
 from paceline.config.service import EndpointsFile
 from paceline.config.uploads import DataSpec
 from paceline.errors import ConfigError, InvalidError
 from paceline.plugins import registry as registry
+from paceline.plugins.allowed import AllowedTargets
 
 _JUDGE = "judge"  # the reward, and the server that it asks by default
 
@@ -26,7 +29,7 @@ _JUDGE = "judge"  # the reward, and the server that it asks by default
 def validate(arguments: Namespace) -> int:
     """`paceline validate JOB.yaml`."""
     spec = read_job(arguments.job_file, arguments.overrides)
-    check(spec)
+    check(spec, allowed_targets(arguments))
     print(resolved(spec) if arguments.resolved else f"{arguments.job_file}: ok")
     return 0
 
@@ -89,9 +92,22 @@ def read_job(path: Path, overrides: list[str], data: Path | None = None) -> JobS
     return spec.model_copy(update={"model": model})
 
 
-def check(spec: JobSpec) -> None:
+def allowed_targets(arguments: Namespace) -> AllowedTargets:
+    """What `--allow` lists; raises `ConfigError`."""
+    return plugin_settings(arguments).targets
+
+
+def plugin_settings(arguments: Namespace) -> PluginSettings:
+    """The settings that `--allow` makes; raises `ConfigError`."""
+    try:
+        return validate_settings(PluginSettings, {"allowed": arguments.allow})
+    except ConfigError as error:
+        raise ConfigError(f"--allow: write MODULE:ATTRIBUTE; {error.message}") from None
+
+
+def check(spec: JobSpec, allowed: AllowedTargets) -> None:
     """Raise `ConfigError` listing every problem that this machine can detect."""
-    wrong = [*problems(spec), *_model_problems(spec.model)]
+    wrong = [*problems(spec, allowed=allowed), *_model_problems(spec.model)]
     if wrong:
         raise ConfigError("; ".join(wrong))
 

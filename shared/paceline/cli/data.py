@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.check import check, read_job
+from paceline.cli.check import allowed_targets, check, read_job
 from paceline.cli.entry import Exit
 from paceline.cli.trial import tokenizer_for
 from paceline.config import JobSpec
@@ -45,7 +45,7 @@ class Prompts:
 def inspect(arguments: Namespace) -> int:
     """`paceline data inspect JOB.yaml`."""
     spec = read_job(arguments.job_file, arguments.overrides, arguments.data)
-    check(spec)
+    check(spec, allowed_targets(arguments))
     console = Console()
     with tempfile.TemporaryDirectory(prefix="paceline-data-") as cache:
         tokenizer = tokenizer_for(spec.model, None, Path(cache))

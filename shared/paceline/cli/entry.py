@@ -215,6 +215,7 @@ def _add_tenants(commands: Any) -> None:
 def _add_offline(commands: Any) -> None:
     validate = _command(commands, "validate", "check:validate", "check a job file")
     _add_job_file(validate)
+    _add_allow(validate)
     validate.add_argument(
         "--resolved", action="store_true", help="print the job with all its values"
     )
@@ -225,6 +226,7 @@ def _add_offline(commands: Any) -> None:
     )
     _add_job_file(inspect)
     _add_data(inspect)
+    _add_allow(inspect)
     inspect.add_argument(
         "--rows", type=int, default=3, metavar="N", help="tasks to show (default: 3)"
     )
@@ -274,6 +276,17 @@ def _add_data(command: argparse.ArgumentParser) -> None:
         default=None,
         metavar="PATH",
         help="file or folder of rows to send with the job, instead of data.path (docs/data.md)",
+    )
+
+
+def _add_allow(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="MODULE:ATTRIBUTE",
+        help="a function of an installed module that jobs may name as reward or slot of the "
+        "objective (see docs/plugins.md; repeatable; default: none)",
     )
 
 
@@ -339,6 +352,7 @@ def _add_base(command: argparse.ArgumentParser, port: int | None, text: str) -> 
         metavar="FILE",
         help="YAML: `limits` of tenants and of the installation (see docs/limits.md)",
     )
+    _add_allow(command)
     job_commands.add_models(command)
     command.add_argument(
         "--storage",

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.api.documents import JobView
-from paceline.cli.check import check, check_endpoints, read_job
+from paceline.cli.check import (
+    allowed_targets,
+    check,
+    check_endpoints,
+    plugin_settings,
+    read_job,
+)
 from paceline.cli.entry import Exit
 from paceline.cli.export import models_of
 from paceline.cli.progress import follow
@@ -61,7 +67,7 @@ def up(arguments: Namespace) -> int:
 def run(arguments: Namespace) -> int:
     """`paceline run JOB.yaml`: start the services, run the job, stop the services."""
     spec = with_dtype(read_job(arguments.job_file, arguments.overrides, arguments.data), "auto")
-    check(spec)
+    check(spec, allowed_targets(arguments))
     check_endpoints(spec, arguments.endpoints)
     run_dir = arguments.run_dir or Path("runs") / spec.name
     if not arguments.again:
@@ -134,6 +140,7 @@ def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
         limits=_limits(arguments),
         tokenizers=TokenizerSettings(run_in=arguments.tokenizers),
         models=models_of(arguments),
+        plugins=plugin_settings(arguments),
         storage=arguments.storage,
     )
     local.start()

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from paceline.cli.check import check, check_endpoints, read_job
+from paceline.cli.check import allowed_targets, check, check_endpoints, read_job
 from paceline.cli.entry import Exit
 from paceline.cli.export import models_of
 from paceline.cli.local import running
@@ -41,7 +41,7 @@ def try_job(arguments: Namespace) -> int:
     wanted: int = arguments.episodes
     job = read_job(arguments.job_file, arguments.overrides, arguments.data)
     spec = trial_of(with_dtype(job, "auto"), wanted)
-    check(spec)
+    check(spec, allowed_targets(arguments))
     check_endpoints(spec, arguments.endpoints)
     console = Console()
     with tempfile.TemporaryDirectory(prefix="paceline-try-") as name:

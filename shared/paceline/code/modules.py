@@ -6,19 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from paceline.config import JobSpec
-from paceline.config.job import RewardSpec
-from paceline.config.named import own_ledger_parts
+from paceline.config.named import named_function, own_ledger_parts
 
-FUNCTION = "function"  # the option of the reward `python`
 _MOST_NAMED = 20
-
-
-def own_function(part: RewardSpec) -> tuple[str, str] | None:
-    """The `module:attribute` that a reward part calls and the field that names it, if it does."""
-    if ":" in part.kind:
-        return "kind", part.kind
-    target = part.options.get(FUNCTION) if part.kind == "python" else None
-    return ("options.function", target) if isinstance(target, str) else None
 
 
 def _own(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -26,7 +16,7 @@ def _own(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.has_own_environment:
         yield "tasks.environment", spec.tasks.environment
     for index, part in enumerate(spec.reward):
-        if (found := own_function(part)) is not None:
+        if (found := named_function(part)) is not None:
             yield f"reward.{index}.{found[0]}", found[1]
     for each in own_ledger_parts(spec):
         yield each.field, each.name

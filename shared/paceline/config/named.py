@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.base import PluginSpec
-from paceline.config.job import JobSpec
+from paceline.config.job import JobSpec, RewardSpec
 from paceline.config.needs import refusal
 from paceline.config.objective import ObjectiveSpec
 from paceline.config.options import marked, options_source, wrong_options
 from paceline.errors import InvalidError
 from paceline.plugins import RegularExpression, declared, registry
+from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 
 IN_LEDGER = frozenset({"filters", "advantages"})
 OWN_KINDS = IN_LEDGER | {"environments", "rewards"}
 """Kinds that may be in the code that comes with a job."""
+FUNCTION = "function"  # the option of the reward `python`
+_PYTHON = "python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +33,54 @@ class NamedPlugin:
     options_field: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     is_own: bool = False  # it is in the code that comes with the job
+    function: str = ""  # that its options name, and that is not in the code of the job
+
+    @property
+    def target(self) -> tuple[str, str] | None:
+        """The function of an installed module that is named, after its field."""
+        if self.function:
+            return f"{self.options_field}.{FUNCTION}", self.function
+        return None if self.is_own or ":" not in self.name else (self.field, self.name)
 
 
 def named(spec: JobSpec) -> Iterator[NamedPlugin]:
-    """Every plug-in of a job; its environment once per purpose, unless it is the job's own."""
+    """Every plug-in of a job; its environment once per purpose, unless it is the job's own.
+
+    Slots of the objective never are its own: no code of jobs enters a trainer.
+    """
+    has_code = spec.code is not None
     for each in _named_in(spec):
-        is_own = spec.code is not None and ":" in each.name
-        yield dataclasses.replace(each, is_own=True) if is_own else each
+        if has_code and ":" in each.name and each.kind not in registry.SLOTS:
+            yield dataclasses.replace(each, is_own=True)
+        elif each.function and has_code:
+            yield dataclasses.replace(each, function="")
+        else:
+            yield each
+
+
+def named_function(part: RewardSpec) -> tuple[str, str] | None:
+    """The `module:attribute` that a reward part calls and the field that names it, if it does."""
+    if ":" in part.kind:
+        return "kind", part.kind
+    target = part.options.get(FUNCTION) if part.kind == _PYTHON else None
+    return (f"options.{FUNCTION}", target) if isinstance(target, str) else None
+
+
+def module_targets(spec: JobSpec) -> dict[str, str]:
+    """Functions of installed modules that a job names, by field."""
+    return dict(each.target for each in named(spec) if each.target is not None)
+
+
+def check_targets(spec: JobSpec, allowed: AllowedTargets = NO_TARGETS) -> None:
+    """Check the functions of installed modules that a job names.
+
+    Raises:
+        UnlistedError: one is not `allowed`.
+    """
+    for each in named(spec):
+        if each.kind in registry.FROM_MODULES and each.target is not None:
+            field, target = each.target
+            _check(each.kind, field, target, allowed)
 
 
 def own_ledger_parts(spec: JobSpec) -> list[NamedPlugin]:
@@ -63,7 +107,9 @@ def _named_in(spec: JobSpec) -> Iterator[NamedPlugin]:
         yield _named("transforms", "tasks.transform", tasks.transform)
     yield _named("topologies", "sampling.topology", spec.sampling.topology)
     for index, part in enumerate(spec.reward):
-        yield _named("rewards", f"reward.{index}", part)
+        function = named_function(part) if part.kind == _PYTHON else None
+        each = _named("rewards", f"reward.{index}", part)
+        yield dataclasses.replace(each, function=function[1]) if function else each
     yield _named("samplers", "experience.sampler", experience.sampler)
     if experience.allocator is not None:
         yield _named("allocators", "experience.allocator", experience.allocator)
@@ -105,10 +151,15 @@ def _slots(objective: ObjectiveSpec) -> Iterator[NamedPlugin]:
 
 
 def problems(
-    spec: JobSpec, kinds: Collection[str] = registry.KINDS, *, in_process: bool = False
+    spec: JobSpec,
+    kinds: Collection[str] = registry.KINDS,
+    *,
+    in_process: bool = False,
+    allowed: AllowedTargets = NO_TARGETS,
 ) -> Iterator[str]:
-    """A line for each plug-in that is not installed, refused option and unmet requirement.
+    """A line for each plug-in that may not be named, refused option and unmet requirement.
 
+    `allowed`: functions of installed modules that the operator has listed.
     `in_process`: the plug-ins (of an environment: its tasks) run in this process, so they are
     imported if nothing else describes their options.
     """
@@ -117,7 +168,7 @@ def problems(
         # An environment appears once per purpose; report it once.
         if each.kind not in kinds or each.field in reported:
             continue
-        lines = [*_problems(each, in_process=in_process)]
+        lines = [*_problems(each, allowed, in_process=in_process)]
         for line in lines or _unmet(spec, each, in_process=in_process):
             reported.add(each.field)
             yield line
@@ -134,7 +185,7 @@ def patterns(spec: JobSpec) -> dict[str, str]:
     }
 
 
-def _problems(each: NamedPlugin, *, in_process: bool) -> Iterator[str]:
+def _problems(each: NamedPlugin, allowed: AllowedTargets, *, in_process: bool) -> Iterator[str]:
     if each.is_own:
         if each.kind not in OWN_KINDS:
             yield (
@@ -143,13 +194,23 @@ def _problems(each: NamedPlugin, *, in_process: bool) -> Iterator[str]:
             )
         return  # the code is read in processes of the job alone
     try:
-        registry.check(each.kind, each.name)
+        _check(each.kind, each.field, each.name, allowed)
+        if each.target is not None:
+            _check(each.kind, *each.target, allowed)
     except InvalidError as error:
-        yield f"{each.field}: {error.message.removeprefix(f'{each.kind}: ')}"
+        yield error.message
         return
     yield from wrong_options(
         each.options_field, each.kind, each.name, each.options, import_plugin=in_process
     )
+
+
+def _check(kind: str, field: str, name: str, allowed: AllowedTargets) -> None:
+    """As `registry.check`; the message names the field."""
+    try:
+        registry.check(kind, name, allowed=allowed)
+    except InvalidError as error:
+        raise type(error)(f"{field}: {error.message.removeprefix(f'{kind}: ')}") from None
 
 
 def _unmet(spec: JobSpec, each: NamedPlugin, *, in_process: bool) -> Iterator[str]:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from paceline.config.lifecycle.webhooks import WebhookSettings
 from paceline.config.limits import LimitSettings
 from paceline.config.packages import PackageSettings
+from paceline.config.plugins import PluginSettings
 from paceline.config.precision import Dtype
 from paceline.config.sections.endpoints import EndpointSettings
 from paceline.config.sections.model import ModelSettings
@@ -131,6 +132,8 @@ class ServiceSettings(StrictModel):
     """Must be the same in all processes of an installation."""
     packages: PackageSettings = PackageSettings()
     """Of experience, environment and reward, which run the code of jobs."""
+    plugins: PluginSettings = PluginSettings()
+    """Of experience, gateway, reward and trainer, which check or call what jobs name."""
     models: ModelSettings = ModelSettings()
     """Of gateway and trainer, which fetch the models of jobs."""
     tokenizers: TokenizerSettings = TokenizerSettings()
@@ -143,7 +146,7 @@ class ServiceSettings(StrictModel):
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of this kind of service: one of the `...Options` below, validated by the service."""
 
-    @field_validator("limits", mode="before")
+    @field_validator("limits", "plugins", mode="before")
     @classmethod
     def _defaults_if_null(cls, value: Any) -> Any:
         return {} if value is None else value

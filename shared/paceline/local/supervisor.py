@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.config.limits import LimitSettings
 from paceline.config.load import write_settings
+from paceline.config.plugins import PluginSettings
 from paceline.config.sections.model import ModelSettings
 from paceline.config.service import (
     HeartbeatSettings,
@@ -72,6 +73,7 @@ class Local:
         limits: LimitSettings | None = None,
         tokenizers: TokenizerSettings | None = None,
         models: ModelSettings | None = None,
+        plugins: PluginSettings | None = None,
         storage: str = "",
         experience_proxy: str = "",
     ) -> None:
@@ -86,6 +88,7 @@ class Local:
         self._limits = limits or LimitSettings()
         self._tokenizers = tokenizers or TokenizerSettings(run_in="in_process")
         self._models = models or ModelSettings()
+        self._plugins = plugins or PluginSettings()
         self._storage = storage
         self._experience_proxy = experience_proxy
         self._ports = PortSlots(self.run_dir / "ports.json")
@@ -211,6 +214,7 @@ class Local:
             limits=self._limits,
             tokenizers=self._tokenizers,
             models=self._models,
+            plugins=self._plugins,
             storage=self._storage,
             tracing=self._tracing,
             supervisor=HeartbeatSettings(path=self.run_dir / "up.beat", stale_s=STALE_S),

@@ -15,6 +15,7 @@ from paceline.errors import ConfigError, InvalidError
 from paceline.methods.parts.slots import LogitRows, OfLogits, Planned, logits_of, plan_of
 from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.plugins import declared, registry
+from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,21 @@ class Slot:
         return self.function(*args, options=self.options)
 
 
-def find_slot(kind: str, field: str, plugin: PluginSpec, *, name: str = "") -> Slot:
+def find_slot(
+    kind: str,
+    field: str,
+    plugin: PluginSpec,
+    *,
+    name: str = "",
+    allowed: AllowedTargets = NO_TARGETS,
+) -> Slot:
     """The slot that a field of a job names.
 
     Raises:
         InvalidError: there is no such plug-in, or it has no such option.
+        UnlistedError: it is a function of a module that is not `allowed`.
     """
-    function = registry.find(kind, plugin.kind)
+    function = registry.find(kind, plugin.kind, allowed=allowed)
     where = f"{field} {plugin.kind!r}"
     return bind(function, plugin.options, where=where, name=name or plugin.kind)
 

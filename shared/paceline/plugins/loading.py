@@ -12,9 +12,11 @@ def attribute(target: str) -> Any:
     """Import the object that `module:attribute` names.
 
     Raises:
-        InvalidError: there is no such module, or it has no such attribute.
+        InvalidError: it is not of this form, there is no such module, or it has no such attribute.
     """
     module, _, name = target.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
+        raise InvalidError(f"cannot import {target!r}: it is not module:attribute")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -1,4 +1,8 @@
-"""Finds plug-ins by entry-point name, and a job's own code by `module:attribute`."""
+"""Finds plug-ins by entry-point name, and functions that an operator has listed.
+
+Whatever a job names is found here, except what is in its own code, which only sealed processes of
+that job import.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, UnlistedError
+from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 from paceline.plugins.environments import EnvironmentPlugin
 from paceline.plugins.loading import attribute
 
@@ -35,26 +40,29 @@ SLOTS = (
     "hooks",
 )
 """Kinds that the objective of a trainer is made of, and hooks of its steps."""
-# Kinds that a job file without code may name as `module:attribute`: rewards run in child processes
-# of reward workers, slots of the objective in the job's own trainer. The others run in processes
-# that jobs share, or belong to the installation.
+# Kinds that an operator may list functions for: rewards run in child processes of reward workers,
+# slots of the objective in the job's own trainer. The others run in processes that jobs share, or
+# belong to the installation.
 FROM_MODULES = frozenset({"rewards", *SLOTS})
 
 
 @cache
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """Entry points of one plural kind (`rewards`, `filters`, ...), by name."""
-    return {point.name: point for point in entry_points(group=f"paceline.{kind}")}
+    """Entry points of one plural kind (`rewards`, `filters`, ...), by name.
+
+    Without those whose name has a colon: such a name always is `module:attribute`.
+    """
+    points = entry_points(group=f"paceline.{kind}")
+    return {point.name: point for point in points if ":" not in point.name}
 
 
-def find(kind: str, name: str) -> Any:
-    """Import the plug-in `name` of a kind.
+def find(kind: str, name: str, *, allowed: AllowedTargets = NO_TARGETS) -> Any:
+    """Import the plug-in `name` of a kind, or a function that is `allowed`.
 
     Raises:
-        InvalidError: no such plug-in is installed, the kind does not allow `module:attribute`, or
-            the module lacks the attribute.
+        InvalidError: as `check`, or the module lacks the attribute.
     """
-    check(kind, name)
+    check(kind, name, allowed=allowed)
     if ":" not in name:
         return installed(kind)[name].load()
     try:
@@ -75,10 +83,10 @@ def environment(name: str) -> EnvironmentPlugin:
     return found
 
 
-def target(kind: str, name: str) -> str:
-    """The `module:attribute` of an installed plug-in; raises as `check`."""
-    check(kind, name)
-    return installed(kind)[name].value
+def target(kind: str, name: str, *, allowed: AllowedTargets = NO_TARGETS) -> str:
+    """The `module:attribute` of what `find` imports; raises as `check`."""
+    check(kind, name, allowed=allowed)
+    return name if ":" in name else installed(kind)[name].value
 
 
 def options_of(kind: str, name: str) -> Any:
@@ -90,13 +98,25 @@ def options_of(kind: str, name: str) -> Any:
     return None if point is None else point.load()
 
 
-def check(kind: str, name: str) -> None:
-    """Raise `InvalidError` if `name` is not a plug-in of this kind, without importing it."""
-    module, colon, attribute = name.partition(":")
-    if name in installed(kind) or (kind in FROM_MODULES and module and attribute):
+def check(kind: str, name: str, *, allowed: AllowedTargets = NO_TARGETS) -> None:
+    """Check that a job may name a plug-in of a kind, without importing it.
+
+    Raises:
+        UnlistedError: it is a function of a module that is not `allowed`.
+        InvalidError: no such plug-in is installed.
+    """
+    if name in installed(kind) or (kind in FROM_MODULES and name in allowed):
         return
     known = ", ".join(sorted(installed(kind))) or "none"
-    hint = "; without code, only rewards and slots of the objective may be module:attribute"
+    if ":" in name and kind in FROM_MODULES:
+        own = "name a folder of yours with it as `code: {path: ...}`, " if kind == "rewards" else ""
+        raise UnlistedError(
+            f"{kind}: {name!r} is not a function that jobs may name here; {own}install it as a "
+            "plug-in, or have the operator list it in `plugins.allowed` of the settings "
+            f"(`--allow {name}` of paceline run, up and validate); listed: {allowed}; "
+            f"installed: {known}"
+        )
+    hint = "; of installed modules, only rewards and slots of the objective may be named"
     raise InvalidError(
-        f"{kind}: {name!r} is not installed; installed: {known}{hint if colon else ''}"
+        f"{kind}: {name!r} is not installed; installed: {known}{hint if ':' in name else ''}"
     )

@@ -6,20 +6,20 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from paceline.plugins import RewardInput, declares, registry
+from paceline.errors import InvalidError
+from paceline.plugins import RewardInput
 
 
-def _import(*, function: str, **options: Any) -> None:
-    del options
-    registry.find("rewards", function)
-
-
-@declares(load=_import)
 def python(
     item: RewardInput,
     *,
     function: Annotated[str, Field(pattern="^[^:]+:[^:]+$")],
     **options: Any,
 ) -> Any:
-    """The result of `function` (`module:function`) for this item."""
-    return registry.find("rewards", function)(item, **options)
+    """The result of `function` (`module:function`) for this item.
+
+    Reward workers call that function instead of this one, after a check that the job may name it
+    (`paceline_reward.parts`); this one describes the options.
+    """
+    del item, options
+    raise InvalidError(f"{function!r} is called by reward workers only")

@@ -7,11 +7,14 @@ import math
 from typing import Any
 
 from paceline.plugins import registry
+from paceline.plugins.allowed import AllowedTargets
 
 
 def resolved(kind: str, plugin: Any) -> Any:
-    """Load a plug-in by its installed name; anything but a name is returned unchanged."""
-    return registry.find(kind, plugin) if isinstance(plugin, str) else plugin
+    """Load a plug-in by its name, as if an operator had listed it; anything else is returned."""
+    if not isinstance(plugin, str):
+        return plugin
+    return registry.find(kind, plugin, allowed=AllowedTargets.of([plugin]))
 
 
 def expect(condition: object, message: str) -> None:

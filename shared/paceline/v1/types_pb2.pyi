@@ -848,6 +848,7 @@ class JobStatus(_message.Message):
     STARTED_AT_FIELD_NUMBER: _builtins.int
     FINISHED_AT_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    UNLISTED_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     name: _builtins.str
     tenant: _builtins.str
@@ -873,6 +874,12 @@ class JobStatus(_message.Message):
     def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointStatus]:
         """by step"""
 
+    @_builtins.property
+    def unlisted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Functions of installed modules that it names although the operator has not listed them; only of
+        a job that was accepted before they had to be listed.
+        """
+
     def __init__(
         self,
         *,
@@ -894,10 +901,11 @@ class JobStatus(_message.Message):
         started_at: _builtins.str | None = ...,
         finished_at: _builtins.str | None = ...,
         checkpoints: _abc.Iterable[Global___CheckpointStatus] | None = ...,
+        unlisted: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "_finished_at", b"_finished_at", "_started_at", b"_started_at", "eval_reward", b"eval_reward", "eval_step", b"eval_step", "finished_at", b"finished_at", "started_at", b"started_at", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "_finished_at", b"_finished_at", "_started_at", b"_started_at", "age_s", b"age_s", "checkpoints", b"checkpoints", "created_at", b"created_at", "eval_reward", b"eval_reward", "eval_step", b"eval_step", "finished_at", b"finished_at", "incarnation", b"incarnation", "job_id", b"job_id", "name", b"name", "reason", b"reason", "runtime_s", b"runtime_s", "started_at", b"started_at", "state", b"state", "step", b"step", "summary", b"summary", "tenant", b"tenant", "tracking", b"tracking", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "_finished_at", b"_finished_at", "_started_at", b"_started_at", "age_s", b"age_s", "checkpoints", b"checkpoints", "created_at", b"created_at", "eval_reward", b"eval_reward", "eval_step", b"eval_step", "finished_at", b"finished_at", "incarnation", b"incarnation", "job_id", b"job_id", "name", b"name", "reason", b"reason", "runtime_s", b"runtime_s", "started_at", b"started_at", "state", b"state", "step", b"step", "summary", b"summary", "tenant", b"tenant", "tracking", b"tracking", "unlisted", b"unlisted", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eval_reward: _TypeAlias = _typing.Literal["eval_reward"]  # noqa: Y015
     _WhichOneofArgType__eval_reward: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward"]  # noqa: Y015

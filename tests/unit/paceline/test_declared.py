@@ -12,6 +12,7 @@ from paceline.config import parse_job
 from paceline.config.named import patterns, problems
 from paceline.fair_queue import FairQueue
 from paceline.plugins import RewardInput, declared, declares
+from paceline.plugins.allowed import AllowedTargets
 from paceline.types import Task
 from paceline_reward.parts import read_parts
 from paceline_reward.pool import ChildPool, plain_children
@@ -80,7 +81,8 @@ def test_clipping_that_cannot_act_is_refused(kind: str) -> None:
 
 def test_only_installed_rewards_run_inline() -> None:
     kinds = ["rushed", "exact", "regex", "silent", "paceline_test_declaring:quick"]
-    parts = read_parts(json.dumps([{"kind": kind, **_options(kind)} for kind in kinds]))
+    section = json.dumps([{"kind": kind, **_options(kind)} for kind in kinds])
+    parts = read_parts(section, allowed=AllowedTargets.of(kinds))
     assert [part.inline is not None for part in parts] == [True, True, False, False, False]
 
 

@@ -68,7 +68,7 @@ async def test_the_same_key_is_the_same_job(gateway: Gateway, job: Doc) -> None:
     assert ids[0] == ids[1] != ids[2]
 
 
-async def test_user_plugins_are_not_imported(gateway: Gateway, job: Doc) -> None:
+async def test_functions_of_modules_are_refused_by_their_fields(gateway: Gateway, job: Doc) -> None:
     own = {
         "reward": [
             {"kind": "my.rewards:score"},
@@ -76,7 +76,16 @@ async def test_user_plugins_are_not_imported(gateway: Gateway, job: Doc) -> None
         ],
         "trainer": {"objective": {"surrogate": "my.objectives:mine"}},
     }
-    assert (await gateway.post(job | own)).status_code == 201
+    response = await gateway.post(job | own)
+    assert response.status_code == 422
+    text = response.json()["error"]["message"]
+    assert [
+        line.split(" is not")[0] for line in text.split("; ") if " is not a function" in line
+    ] == [
+        "reward.0.kind: 'my.rewards:score'",
+        "reward.1.function: 'my.rewards:other'",
+        "trainer.objective.surrogate.kind: 'my.objectives:mine'",
+    ]
 
 
 async def test_list_by_tenant_and_state_in_pages(gateway: Gateway, job: Doc) -> None:

@@ -9,11 +9,15 @@ import pytest
 
 from paceline.fair_queue import FairQueue
 from paceline.plugins import RewardInput
+from paceline.plugins.allowed import AllowedTargets
 from paceline.types import Task
 from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.scorer import Scorer
 
 FUNCTIONS = Path(__file__).parent / "functions"
+_NAMES = ("by_response", "endless", "later", "no_such", "pid", "stray", "told")
+_OTHERS = ("no_such_module:f", "broken_import:f", "noisy_import:f")
+LISTED = AllowedTargets.of([*(f"user_rewards:{name}" for name in _NAMES), *_OTHERS])
 MakeItem = Callable[..., RewardInput]
 
 
@@ -30,6 +34,12 @@ def item() -> MakeItem:
 
 
 @pytest.fixture
+def listed() -> AllowedTargets:
+    """What an operator lists in these tests."""
+    return LISTED
+
+
+@pytest.fixture
 async def pool() -> AsyncIterator[ChildPool]:
     made = ChildPool(plain_children([FUNCTIONS]), FairQueue(2))
     yield made
@@ -38,4 +48,4 @@ async def pool() -> AsyncIterator[ChildPool]:
 
 @pytest.fixture
 def scorer(pool: ChildPool) -> Scorer:
-    return Scorer(pool=pool)
+    return Scorer(pool=pool, allowed=LISTED)

@@ -11,6 +11,7 @@ import pytest
 from paceline.enums import ScoreStatus
 from paceline.errors import ConfigError, InvalidError
 from paceline.plugins import RewardInput, RewardTurn
+from paceline.plugins.allowed import AllowedTargets
 from paceline_reward.pool import ChildPool
 from paceline_reward.scorer import Scorer
 
@@ -104,13 +105,13 @@ def test_a_config_error_is_invalid() -> None:
     assert issubclass(ConfigError, InvalidError)
 
 
-async def test_load_counts(pool: ChildPool, item: MakeItem) -> None:
+async def test_load_counts(pool: ChildPool, item: MakeItem, listed: AllowedTargets) -> None:
     now = 100.0
 
     def clock() -> float:
         return now
 
-    scorer = Scorer(pool=pool, clock=clock)
+    scorer = Scorer(pool=pool, clock=clock, allowed=listed)
     running = asyncio.create_task(
         scorer.score(section({"kind": "user_rewards:pid"}), [item("")] * 3)
     )

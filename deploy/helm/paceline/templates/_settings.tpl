@@ -28,6 +28,9 @@ grace_s: {{ .workload.graceSeconds }}
 {{- with .root.Values.limits }}
 limits: {{ toJson . }}
 {{- end }}
+{{- if has .component (list "experience" "gateway" "reward" "trainer") }}
+plugins: {{ toJson .root.Values.plugins }}
+{{- end }}
 {{- if has .component (list "experience" "environment" "reward") }}
 packages: {{ toJson .root.Values.packages }}
 {{- end }}

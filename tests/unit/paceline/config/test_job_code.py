@@ -11,6 +11,7 @@ from paceline.config import parse_job
 from paceline.config.named import problems
 from paceline.errors import InvalidError
 from paceline.plugins import registry
+from paceline.plugins.allowed import AllowedTargets
 
 EVIL = """
 from pathlib import Path
@@ -53,14 +54,20 @@ def test_a_shared_process_imports_no_module_of_a_job(
     (line,) = problems(spec_of(**changes))
     assert line.startswith(f"{field}: '")
     assert f"is not installed; installed: {known}" in line
-    assert "only rewards and slots of the objective may be module:attribute" in line
+    assert "only rewards and slots of the objective may be named" in line
 
 
-def test_rewards_and_slots_of_the_objective_may_be_modules() -> None:
+def test_rewards_and_slots_of_the_objective_may_be_modules_that_are_listed() -> None:
     spec = spec_of(
         reward=[{"kind": "mine:score"}], trainer={"objective": {"surrogate": "mine:loss"}}
     )
-    assert list(problems(spec)) == []
+    listed = AllowedTargets.of(["mine:score", "mine:loss"])
+    assert list(problems(spec, allowed=listed)) == []
+    score, loss = problems(spec)
+    assert score.startswith("reward.0.kind: 'mine:score' is not a function that jobs may name here")
+    assert "`code: {path: ...}`" in score
+    assert loss.startswith("trainer.objective.surrogate.kind: 'mine:loss' is not a function")
+    assert "`code" not in loss  # code of jobs never enters a trainer
 
 
 OWN = {"code": {"digest": "0" * 64}}
@@ -96,8 +103,6 @@ def test_what_may_come_with_a_job_is_left_to_its_own_processes() -> None:
     [
         ({"experience": {"sampler": "mine:f"}}, "experience.sampler.kind"),
         ({"sampling": {"topology": "mine:f"}}, "sampling.topology.kind"),
-        ({"trainer": {"objective": {"surrogate": "mine:f"}}}, "trainer.objective.surrogate.kind"),
-        ({"trainer": {"hooks": ["mine:f"]}}, "trainer.hooks.0.kind"),
     ],
 )
 def test_other_kinds_do_not_come_with_a_job(changes: dict[str, Any], field: str) -> None:
@@ -106,6 +111,20 @@ def test_other_kinds_do_not_come_with_a_job(changes: dict[str, Any], field: str)
         f"{field}: 'mine:f': of the code that comes with a job only its environment, rewards, "
         "filters and advantages may be named"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"trainer": {"objective": {"surrogate": "mine:f"}}}, "trainer.objective.surrogate.kind"),
+        ({"trainer": {"hooks": ["mine:f"]}}, "trainer.hooks.0.kind"),
+    ],
+)
+def test_code_of_a_job_never_enters_its_trainer(changes: dict[str, Any], field: str) -> None:
+    spec = spec_of(**OWN, **changes)
+    (line,) = problems(spec)
+    assert line.startswith(f"{field}: 'mine:f' is not a function that jobs may name here")
+    assert list(problems(spec, allowed=AllowedTargets.of(["mine:f"]))) == []
 
 
 @pytest.mark.parametrize("kind", sorted(set(registry.KINDS) - registry.FROM_MODULES))
