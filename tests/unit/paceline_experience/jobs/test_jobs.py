@@ -17,7 +17,9 @@ from paceline.errors import (
     NotFoundError,
     StateError,
     TransitionError,
+    UnlistedError,
 )
+from paceline.plugins.allowed import AllowedTargets
 from paceline.types import JobStatus, TrackerStatus
 from paceline.v1 import types_pb2
 from paceline_experience.jobs.jobs import JobStore
@@ -264,7 +266,7 @@ def test_sources_of_a_job() -> None:
     ("tasks", "says"),
     [
         ({"environment": "chess"}, "environments: 'chess' is not installed; installed: arithmetic"),
-        ({"environment": "os:system"}, "'os:system' is not installed; .*may be module:attribute"),
+        ({"environment": "os:system"}, "'os:system' is not installed; .*may be named"),
         (
             {"environment": "arithmetic", "options": {"size": 0}},
             r"tasks: arithmetic with options \{'size': 0\} has no tasks",
@@ -335,3 +337,33 @@ async def test_how_far_trackers_have_come_is_kept_with_the_job(jobs: JobStore) -
         ).tracking
         == found
     )
+
+
+NAMING = {"reward": [{"kind": "python", "function": "a:b"}, "exact"]}
+
+
+async def test_a_job_that_names_what_is_not_listed_is_not_made(store: Store) -> None:
+    spec = make_spec(**NAMING)
+    with pytest.raises(UnlistedError, match=r"reward\.0\.function: 'a:b' is not a function"):
+        await JobStore(store).create(spec, artifacts={}, request_id="r")
+    assert await JobStore(store).live() == []
+    listing = JobStore(store, allowed=AllowedTargets.of(["a:b"]))
+    made = await listing.create(spec, artifacts={}, request_id="r")
+    # Nor does it keep what the operator lists no more.
+    assert (await JobStore(store).get(made.status.job_id)).status.unlisted == ()
+
+
+async def test_a_job_that_is_older_than_the_list_runs_to_its_end(store: Store) -> None:
+    listing, jobs = JobStore(store, allowed=AllowedTargets.of(["a:b"])), JobStore(store)
+    job_id = (await listing.create(make_spec(**NAMING), artifacts={})).status.job_id
+    plain = (await listing.create(make_spec(), artifacts={})).status.job_id
+    for name in (job_id, plain):  # as they were written before
+        await store.command("HDEL", f"{{default/{name}}}:record", "targets")
+    assert (await jobs.get(job_id)).status.unlisted == ("a:b",)
+    assert (await jobs.get(plain)).status.unlisted == ()
+    assert (await listing.get(job_id)).status.unlisted == ()  # listed meanwhile
+    for state in PATH:
+        found = await jobs.transition(job_id, state)
+        assert found.status.unlisted == (() if state.terminal else ("a:b",))
+    with pytest.raises(UnlistedError):
+        await jobs.create(make_spec(**NAMING), artifacts={})
