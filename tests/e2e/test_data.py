@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,17 @@ class World:
 
 ENVIRONMENT = EnvironmentPlugin(tasks="own_rows:never_called", world="own_rows:World")
 """
+
+
+@pytest.fixture(scope="module")
+def platform(
+    tmp_path_factory: pytest.TempPathFactory, start_platform: Callable[..., Any]
+) -> Iterator[Any]:
+    """One whose jobs may read the folders of the tests, in which its run directory is too."""
+    folder = str(tmp_path_factory.getbasetemp())
+    made = start_platform(tmp_path_factory.mktemp("run"), "--data-folder", folder)
+    yield made
+    made.stop()
 
 
 def write(path: Path, count: int) -> Path:
@@ -111,3 +122,43 @@ def test_a_job_whose_file_has_changed_fails_and_no_other(
         assert "changing.jsonl has changed since the job was submitted" in ended.status.reason
         assert not client.get(kept.status.job_id).status.state.terminal
         client.cancel(kept.status.job_id)
+
+
+def test_nobody_reads_the_run_directory(
+    platform: Any,
+    start_platform: Callable[..., Any],
+    tiny_job: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    """With a folder around the run directory that jobs may read, and without any."""
+    (tmp_path / "folder").symlink_to(platform.run_dir)
+    (tmp_path / "token.jsonl").symlink_to(platform.run_dir / "token")
+    write(tmp_path / "rows.jsonl", 40)
+    audit = f"{platform.run_dir}/audit/experience-0.jsonl"
+    pid = platform.pid_of("experience")
+    paths = {
+        audit: "run directory",
+        f"{platform.run_dir}/audit": "run directory",
+        f"{platform.run_dir}/audit/*.jsonl": "run directory",
+        f"{tmp_path}/folder/audit/experience-0.jsonl": "run directory",
+        f"{tmp_path}/token.jsonl": "run directory",
+        f"/proc/self/root{audit}": "run directory",
+        f"/proc/{pid}/root{audit}": "run directory",
+        f"/proc/{pid}/fd/*": "may not read it",
+        "/proc/self/environ": "may not read it",
+        "/dev/stdin": "may not read it",
+        f"file://{audit}": "may not read it",
+        f"zip://a.jsonl::file://{audit}": "not allowed",
+    }
+    with platform.client() as client:
+        for path, why in paths.items():
+            wrong = tiny_job(tasks={"environment": "dataset", "options": options(path)}, eval=None)
+            with pytest.raises(InvalidError, match=why):
+                client.submit(wrong)
+    bare = start_platform(tmp_path / "bare")
+    with bare.client() as client:
+        for path in (str(tmp_path / "rows.jsonl"), f"{bare.run_dir}/token", *paths):
+            wrong = tiny_job(tasks={"environment": "dataset", "options": options(path)}, eval=None)
+            with pytest.raises(InvalidError, match=r"may not read it|not allowed"):
+                client.submit(wrong)
+    bare.stop()

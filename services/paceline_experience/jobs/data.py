@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from paceline.beneath import mark_private
 from paceline.code.folders import CodeFolders
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
@@ -195,6 +196,7 @@ def cache_folder() -> tuple[Path, IO[str]]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=_CACHE))
+    mark_private(made)
     return made, lock_for_life(made / _LOCK, what="the indexes of data")
 
 

@@ -99,8 +99,19 @@ def _add_local(commands: Any) -> None:
     )
     _add_run_dir(trial, "default: a temporary folder")
     _add_base(trial, 0, "0")
+    for command in (run, trial):
+        command.set_defaults(data_folders=None)  # one user's jobs read all that the user may
     up = _command(commands, "up", "local:up", "serve on this machine until interrupted")
     _add_run_dir(up, "default: runs/local")
+    up.add_argument(
+        "--data-folder",
+        dest="data_folders",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="folder, or prefix of URLs (s3://bucket/), below which jobs of all tenants may read "
+        "rows; repeatable (default: none, see docs/data.md)",
+    )
     _add_base(up, 8300, "8300")
 
 

@@ -41,8 +41,9 @@ from paceline.config.service import (
     WorldsFile,
 )
 from paceline.config.tokenizers import TokenizerSettings
+from paceline.data.job_data import EVERYWHERE
 from paceline.enums import JobState, WorkerKind
-from paceline.errors import PacelineError, StateError
+from paceline.errors import InvalidError, PacelineError, StateError
 from paceline.files import TOKEN_FILE, read_json
 from paceline.local.ports import USUAL_PORT, is_free
 from paceline.local.supervisor import Local
@@ -172,7 +173,18 @@ def _options(arguments: Namespace) -> dict[WorkerKind, dict[str, Any]]:
     for model, path in files:
         if path is not None:
             found |= load(model, path).model_dump(mode="json")
-    return {WorkerKind.CONTROLLER: found} if found else {}
+    folders = EVERYWHERE if arguments.data_folders is None else arguments.data_folders
+    experience = {"data_folders": [_whole(each) for each in folders]} if folders else {}
+    return {WorkerKind.EXPERIENCE: experience, WorkerKind.CONTROLLER: found}
+
+
+def _whole(folder: str) -> str:
+    """A folder as an absolute path, or a prefix of URLs."""
+    if "://" in folder:
+        return folder
+    if not Path(folder).is_dir():
+        raise InvalidError(f"--data-folder {folder}: is no folder; allowed: folders, and URLs")
+    return str(Path(folder).resolve())
 
 
 def _limits(arguments: Namespace) -> LimitSettings | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from paceline.beneath import mark_private
 from paceline.code.archive import unpack
 from paceline.code.packages import Packages, WantedPackages
 from paceline.errors import UnavailableError
@@ -55,6 +56,7 @@ class CodeFolders:
         self._packages = packages
         self._root = tempfile.TemporaryDirectory(prefix="paceline-code-")
         Path(self._root.name).chmod(0o755)  # programs in the sandbox may have another user
+        mark_private(Path(self._root.name))
         self._found: dict[str, asyncio.Task[_Unpacked]] = {}
         self._used: dict[str, float] = {}  # when each was last asked for
         self._clock = clock

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from paceline.beneath import mark_private
 from paceline.code.file_locks import locked
 from paceline.code.install import Installation, InstallError, shared_versions
 from paceline.code.package_cache import ALL, DRAFT, PackageCache, PackageQuotaError, lock_of
@@ -292,6 +293,7 @@ def _root_of(settings: PackageSettings) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise InstallError(f"{root} is not a folder that only this user may write to")
     root.chmod(0o755)  # sealed processes may have another user
+    mark_private(root)
     return root
 
 

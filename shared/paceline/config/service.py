@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from paceline.config.lifecycle.webhooks import WebhookSettings
 from paceline.config.limits import LimitSettings
@@ -275,6 +276,21 @@ class ControllerOptions(StrictModel):
 
 
 SandboxLevel = Annotated[int, Field(ge=2, le=3)]
+# Protocols of fsspec that read files of this machine, where links lead anywhere.
+_NO_STORE = re.compile(
+    "file|local|asynclocal|async_?wrapper|(block|file|simple)?cached?|dask|data|dir|dvc|generic|git|"
+    "libarchive|memory|reference|tar|zip"
+)
+
+
+def _check_data_folder(value: str) -> str:
+    scheme, mark, _ = value.partition("://")
+    if (mark and not _NO_STORE.fullmatch(scheme)) or (not mark and value.startswith("/")):
+        return value
+    raise ValueError(f"{value!r} is neither an absolute path nor a URL of an object store")
+
+
+DataFolder = Annotated[str, AfterValidator(_check_data_folder)]
 
 
 class ExperienceOptions(StrictModel):
@@ -307,9 +323,10 @@ class ExperienceOptions(StrictModel):
     """Timeout of a call of a filter or an advantage of code that came with a job."""
     max_code_processes: int = Field(default=16, ge=1)
     """Processes with filters and advantages, over all jobs that bring some; one for each."""
-    data_folders: tuple[str, ...] = ()
+    data_folders: tuple[DataFolder, ...] = ()
     """Folders and prefixes of URLs (`/data`, `s3://bucket/team/`) below which jobs may read data
-    (docs/data.md); data that come with a job need none. All tenants may read them."""
+    (docs/data.md); data that come with a job need none. All tenants may read them, but for run
+    directories and caches of Paceline in them."""
     data_s: float = Field(default=600.0, gt=0)
     """Timeout of reading and checking all rows of a source, when a job is submitted."""
     data_bytes: int = Field(default=8 << 30, ge=1 << 20)

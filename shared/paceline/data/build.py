@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from paceline.beneath import ReadableFolders
 from paceline.data.errors import of_os_error
 from paceline.data.files import LINES, DataFile, find
 from paceline.data.readers import lines_of, opened_lines, parsed, table_rows
@@ -71,8 +72,16 @@ class _Index:
         return start
 
 
-def build(path: Path, name: str, shape: RowShape, into: Path, *, spool_bytes: int) -> None:
-    """Write the index of a source into a folder.
+def build(
+    path: Path,
+    name: str,
+    shape: RowShape,
+    into: Path,
+    *,
+    folders: ReadableFolders,
+    spool_bytes: int,
+) -> None:
+    """Write the index of a source below `folders` into a folder.
 
     `spool_bytes`: of rows that cannot be read in place, and of files that lie below `into`.
 
@@ -82,7 +91,7 @@ def build(path: Path, name: str, shape: RowShape, into: Path, *, spool_bytes: in
         UnavailableError: a disk is full, or fails.
     """
     began = time.monotonic()
-    found = find(path, name)
+    found = find(path, name, folders)
     digests = list[str]()
     with (into / INDEX).open("wb") as records, (into / ROWS).open("wb") as spool:
         copies = [each for each in found if each.path.resolve().is_relative_to(into.resolve())]
@@ -112,7 +121,7 @@ def _add_file(index: _Index, file: DataFile, *, is_one_of: int) -> str:
     try:
         if file.format == LINES and not file.compressed and is_one_of <= 1:
             return _add_in_place(index, file)
-        with file.path.open("rb") as opened:
+        with file.open() as opened:
             digest = digest_of_file(opened)
         number = _place_of_spool(index)
         for where, line in _spooled_rows(file, index.shape):
@@ -130,7 +139,7 @@ def _add_in_place(index: _Index, file: DataFile) -> str:
     path = file.path.resolve()
     is_copy = path.is_relative_to(index.folder)
     index.files.append(str(path.relative_to(index.folder) if is_copy else path))
-    with file.path.open("rb") as opened:
+    with file.open() as opened:
         for line, offset, data in lines_of(opened, file.name):
             _added(index, file, f"line {line}", number, offset, data)
         return digest_of_file(opened)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
+from paceline.beneath import ReadableFolders
 from paceline.data.errors import MissingDataError
 from paceline.errors import InvalidError
 
@@ -34,7 +35,12 @@ class DataFile:
     path: Path
     name: str
     format: str
-    compressed: str = ""  # the suffix, if it is
+    compressed: str  # the suffix, if it is
+    folders: ReadableFolders
+
+    def open(self) -> BinaryIO:
+        """Open it to be read; raises as `ReadableFolders.open`."""
+        return self.folders.open(self.path, self.name)
 
 
 def format_of(name: str) -> tuple[str, str]:
@@ -45,63 +51,70 @@ def format_of(name: str) -> tuple[str, str]:
     return ("", "") if packed and found != LINES else (found, packed)
 
 
-def find(path: Path, name: str) -> list[DataFile]:
+def find(path: Path, name: str, folders: ReadableFolders) -> list[DataFile]:
     """The files that a path means: a file, a folder, or a pattern of names; sorted by name.
 
     Raises:
         MissingDataError: there are none.
-        InvalidError: they are of several formats or splits.
+        InvalidError: they are of several formats or splits, or `path` is not below `folders`.
     """
+    path = Path(folders.real(path, name))
     if path.is_file():
         kind, packed = format_of(path.name)
         if not kind:
             raise InvalidError(f"{name}: a file of an unknown format; allowed: {ALLOWED}")
-        return [DataFile(path, name, kind, packed)]
+        return [DataFile(path, name, kind, packed, folders)]
     if path.is_dir():
-        return _in_folder(path, name)
+        return _in_folder(path, name, folders)
     if any(sign in path.name for sign in _GLOB) and path.parent.is_dir():
-        named = (each for each in path.parent.iterdir() if fnmatchcase(each.name, path.name))
-        found = _listed(named, path.parent)
-        return _checked([_file(each, each.name) for each in found if each.is_file()], name)
+        folders.real(path.parent, name)
+        inside = (each.name for each in path.parent.iterdir() if each.is_file())
+        named = (each for each in inside if fnmatchcase(each, path.name))
+        listed = _listed(named, path.parent)
+        return _checked([_file(path.parent / each, each, folders) for each in listed], name)
     raise MissingDataError(f"{name}: no such file or folder{_nearby(path)}")
 
 
-def _in_folder(folder: Path, name: str) -> list[DataFile]:
+def _in_folder(folder: Path, name: str, folders: ReadableFolders) -> list[DataFile]:
+    def read(file: str, field: str) -> list[Any]:
+        with folders.open(folder / file, f"{name}/{file}") as opened:
+            return _strings(opened, file, field)
+
     if (folder / "dataset_dict.json").is_file():
-        splits = [str(each)[:60] for each in _strings(folder / "dataset_dict.json", "splits")]
+        splits = [str(each)[:60] for each in read("dataset_dict.json", "splits")]
         example = f"{name}/{splits[0]}" if splits else name
         raise InvalidError(
             f"{name}: has the splits {', '.join(splits)}; name the folder of one ({example})"
         )
     if (folder / "state.json").is_file():  # what `save_to_disk` writes, in the order of its rows
-        files = [each["filename"] for each in _objects(folder / "state.json", "_data_files")]
+        files = [each["filename"] for each in _named(read("state.json", "_data_files"))]
         inside = [each for each in files if isinstance(each, str) and Path(each).name == each]
         if len(inside) != len(files) or not all((folder / each).is_file() for each in inside):
             raise MissingDataError(f"{name}: state.json names files that are not there")
-        return _checked([_file(folder / each, f"{name}/{each}") for each in inside], name)
-    found = (each for each in folder.rglob("*") if each.is_file())
-    files = [_file(each, each.relative_to(folder).as_posix()) for each in _listed(found, folder)]
+        return _checked([_file(folder / each, f"{name}/{each}", folders) for each in inside], name)
+    listed = _listed(folders.names(folder, name), folder)
+    files = [_file(folder / each, each, folders) for each in listed]
     return _checked([each for each in files if each.format], name)
 
 
-def _listed(found: Iterator[Path], root: Path) -> list[Path]:
-    """Files that may have rows, sorted; without hidden ones below `root`."""
+def _listed(found: Iterable[str], root: Path) -> list[str]:
+    """Relative paths of files that may have rows, sorted; without hidden ones."""
     files: list[Path] = []
-    for each in found:
-        if each.name in _ABOUT or _is_hidden(each.relative_to(root)):
+    for each in map(Path, found):
+        if each.name in _ABOUT or _is_hidden(each):
             continue
         files.append(each)
         if len(files) > MAX_FILES:
-            raise InvalidError(f"{each.parent}: more than {MAX_FILES} files")
-    return sorted(files)
+            raise InvalidError(f"{root}: more than {MAX_FILES} files")
+    return [each.as_posix() for each in sorted(files)]
 
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _file(path: Path, name: str) -> DataFile:
-    return DataFile(path, name, *format_of(path.name))
+def _file(path: Path, name: str, folders: ReadableFolders) -> DataFile:
+    return DataFile(path, name, *format_of(path.name), folders)
 
 
 def _checked(files: list[DataFile], name: str) -> list[DataFile]:
@@ -139,19 +152,14 @@ def _nearby(path: Path) -> str:
     return f"; there are {', '.join(names[:20])}" if names else ""
 
 
-def _read(path: Path) -> Any:
+def _strings(opened: BinaryIO, name: str, field: str) -> list[Any]:
     try:
-        with path.open("rb") as file:
-            return json.loads(file.read(1 << 20))
+        raw: Any = json.loads(opened.read(1 << 20))
     except (ValueError, RecursionError) as error:
-        raise InvalidError(f"{path.name}: cannot be read: {error}") from None
-
-
-def _strings(path: Path, field: str) -> list[Any]:
-    raw = _read(path)
+        raise InvalidError(f"{name}: cannot be read: {error}") from None
     found = cast("dict[str, Any]", raw).get(field) if isinstance(raw, dict) else None
     return cast("list[Any]", found) if isinstance(found, list) else []
 
 
-def _objects(path: Path, field: str) -> list[dict[str, Any]]:
-    return [each for each in _strings(path, field) if isinstance(each, dict) and "filename" in each]
+def _named(files: list[Any]) -> list[dict[str, Any]]:
+    return [each for each in files if isinstance(each, dict) and "filename" in each]

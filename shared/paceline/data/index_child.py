@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from paceline.beneath import ReadableFolders
 from paceline.data.build import build
 from paceline.data.errors import answer_of, of_os_error
 from paceline.data.remote import fetched
@@ -32,11 +33,13 @@ def attempt(request: dict[str, Any]) -> list[str]:
     """See `answer_of`; empty: the index of the source is written."""
     into, spool_bytes = Path(request["into"]), int(request["spool_bytes"])
     try:
-        path = request["path"]
+        path, folders = request["path"], ReadableFolders(**request["folders"])
         if "://" in path:
             path = fetched(path, into, most_bytes=spool_bytes)
+            folders = ReadableFolders((str(into),), shared=False)
         shape = RowShape.model_validate(request["shape"])
-        build(Path(path), request["name"], shape, into, spool_bytes=spool_bytes)
+        source = Path(path), request["name"]
+        build(*source, shape, into, folders=folders, spool_bytes=spool_bytes)
     except (InvalidError, UnavailableError) as error:
         return answer_of(error)
     except OSError as error:

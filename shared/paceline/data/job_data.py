@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from paceline.beneath import ReadableFolders, mark_private
 from paceline.data.build import META
 from paceline.data.errors import UnreadError, of_os_error, raise_answer
 from paceline.data.files import DataFile, find
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.data.rows import IndexedRows
 
 EVERYWHERE = ("/", "s3://", "gs://", "gcs://", "abfs://", "az://", "hf://")
-"""For a machine of one's own: its user may read what the services may."""
+"""For one user's jobs: they may read what the services may, but for files of Paceline itself."""
 _URL = "://"
 _GIB = 1 << 30
 _POLL_S = 0.2
@@ -78,7 +79,7 @@ class JobData:
             if not (folder / META).is_file():
                 self._make(where, name, shape, folder)
             os.utime(folder)
-            return IndexedRows(folder, shape, name=name)
+            return IndexedRows(folder, shape, name=name, folders=self._folders_of(where))
 
     def identity(self, path: str, shape: RowShape, *, field: str = "path") -> str:
         """What changes when the files of a source do, or what is made of them; raises as `rows`."""
@@ -111,22 +112,16 @@ class JobData:
         """What changes when the content of a source does."""
         if _URL in where:
             return identity(where)
-        found = find(Path(where), name)
-        self._check_links(where, found)
-        stats = [(each, each.path.stat()) for each in found]
-        return [[str(each.path), at.st_size, at.st_mtime_ns, at.st_ino] for each, at in stats]
+        found = find(Path(where), name, self._folders_of(where))
+        return [[str(each.path), *_state_of(each)] for each in found]
 
-    def _check_links(self, where: str, found: Sequence[DataFile]) -> None:
-        """Files of a folder or pattern may be links, whose targets have to be allowed as well."""
-        root = Path(self.uploaded).resolve() if self.uploaded else None
-        if root is not None and not Path(where).is_relative_to(root):
-            root = None
-        for each in found:
-            target = each.path.resolve()
-            if root is None:
-                self._check_allowed(str(target), each.name)
-            elif not target.is_relative_to(root):
-                raise InvalidError(f"{each.name}: is a link to outside of the data of the job")
+    def _folders_of(self, where: str) -> ReadableFolders:
+        """Where the files of a source may be that a path without links means."""
+        root = os.path.realpath(self.uploaded) if self.uploaded else ""
+        if root and _is_below(where, root):
+            return ReadableFolders((root,), shared=False)
+        folders = tuple(each for each in self.allowed if _URL not in each)
+        return ReadableFolders(folders, outside=self._refusal())
 
     def _where(self, path: str) -> str:
         """The path or URL that may be read."""
@@ -134,21 +129,19 @@ class JobData:
             raise InvalidError("a path with the character NUL is none")
         if _URL in path:
             check_url(path)
-            self._check_allowed(path, path)
+            if not any(_is_below(path, each) for each in self.allowed):
+                raise InvalidError(f"{path}: {self._refusal()}")
             return path
         if path.startswith("/"):
-            found = Path(path).resolve()
-            self._check_allowed(str(found), path)
-            return str(found)
+            return self._folders_of(os.path.realpath(path)).real(path, path)
         return str(self._in_upload(path))
 
-    def _check_allowed(self, found: str, path: str) -> None:
-        if any(_is_below(found, each) for each in self.allowed):
-            return
+    def _refusal(self) -> str:
         listed = ", ".join(self.allowed) or "none"
-        raise InvalidError(
-            f"{path}: jobs of this installation may not read it; allowed are files that come with "
-            f"the job (`paceline submit --data`), and these folders and prefixes: {listed}"
+        return (
+            "jobs of this installation may not read it; allowed are files that come with the job "
+            f"(`paceline submit --data`), and these folders and prefixes: {listed}; an operator "
+            "adds some with `paceline up --data-folder` or `data_folders` of experience"
         )
 
     def _in_upload(self, path: str) -> Path:
@@ -157,12 +150,12 @@ class JobData:
                 f"{path or 'no path'}: means data that come with the job, and none do; name them "
                 "in `data.path`, submit with --data, or write a whole path or URL"
             )
-        root = Path(self.uploaded).resolve()
+        root = Path(os.path.realpath(self.uploaded))
         if root.is_file():
             if path not in ("", ".", root.name):
                 raise InvalidError(f"{path}: the data of the job are the file {root.name}")
             return root
-        found = (root / path).resolve()
+        found = Path(os.path.realpath(root / path))
         if not found.is_relative_to(root):
             raise InvalidError(f"{path}: is outside of the data of the job")
         return found
@@ -170,6 +163,7 @@ class JobData:
     def _make(self, where: str, name: str, shape: RowShape, folder: Path) -> None:
         """Write an index, in a process of its own, or find that somebody else has."""
         Path(self.cache).mkdir(parents=True, exist_ok=True, mode=0o700)
+        mark_private(Path(self.cache))
         with tempfile.TemporaryDirectory(dir=self.cache, prefix=_NEW) as made:
             self._make_room()
             into = Path(made) / "index"
@@ -177,6 +171,7 @@ class JobData:
             request = {
                 "path": where,
                 "name": name,
+                "folders": asdict(self._folders_of(where)),
                 "shape": shape.model_dump(mode="json"),
                 "into": str(into),
                 "spool_bytes": self.cache_bytes // 2,
@@ -250,6 +245,13 @@ def _is_below(found: str, allowed: str) -> bool:
     if _URL in found:
         return _URL in allowed and found.startswith(allowed) and ".." not in path.parts
     return _URL not in allowed and path.is_relative_to(allowed)
+
+
+def _state_of(file: DataFile) -> tuple[int, int, int]:
+    """Size, time of the last change in nanoseconds, and inode."""
+    with file.open() as opened:
+        found = os.fstat(opened.fileno())
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _bytes_in(folder: Path) -> int:

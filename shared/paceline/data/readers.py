@@ -89,7 +89,7 @@ def opened_lines(file: DataFile) -> Generator[BinaryIO]:
     Raises:
         InvalidError: what it needs is not installed, or it is damaged.
     """
-    with file.path.open("rb") as raw:
+    with file.open() as raw:
         if not file.compressed:
             yield raw
             return
@@ -149,7 +149,7 @@ def _batches(file: DataFile, columns: list[str] | None) -> Iterator[Any]:
     if file.format == PARQUET:
         import pyarrow.parquet as parquet
 
-        with parquet.ParquetFile(file.path) as opened:
+        with file.open() as source, parquet.ParquetFile(source) as opened:
             names = set(opened.schema_arrow.names)
             tops = [each if each in names else each.partition(".")[0] for each in columns or ()]
             wanted = sorted(set(tops)) if columns and names.issuperset(tops) else None
@@ -157,7 +157,7 @@ def _batches(file: DataFile, columns: list[str] | None) -> Iterator[Any]:
         return
     import pyarrow as arrow
 
-    with arrow.OSFile(str(file.path), "rb") as source:
+    with file.open() as raw, arrow.PythonFile(raw, mode="r") as source:
         head = source.read(6)
         source.seek(0)
         if head == b"ARROW1":

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.beneath import ReadableFolders
 from paceline.data.build import INDEX, check_of, meta_of
 from paceline.data.readers import parsed
 from paceline.data.shape import RowShape
@@ -28,14 +29,16 @@ _MAY_HOLD: deque[None] = deque([None] * 128)
 class IndexedRows:
     """An open index: 32 bytes a row, mapped from a file, and one read for each row asked for."""
 
-    def __init__(self, folder: Path, shape: RowShape, *, name: str) -> None:
-        """`name`: of the source, in messages."""
+    def __init__(
+        self, folder: Path, shape: RowShape, *, name: str, folders: ReadableFolders
+    ) -> None:
+        """`name`: of the source, in messages. `folders`: where its files may be."""
         meta = meta_of(folder)
         self.name, self.digest = name, str(meta["digest"])
         """Name, and SHA-256 of the content: of the file, or of the names and digests of several."""
         self._shape = shape
         self._index: Any = np.memmap(folder / INDEX, dtype=_RECORD, mode="r")
-        self._files = _Files(folder, meta["files"])
+        self._files = _Files(folder, meta["files"], folders)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -79,15 +82,16 @@ class _Files:
     Those of the index itself are always held, as its folder is deleted when others need room.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._paths = [folder / each for each in names]
+    def __init__(self, folder: Path, names: Sequence[str], folders: ReadableFolders) -> None:
+        self._names, self._folders = names, folders
         self._own, self._others = dict[int, int](), dict[int, int]()
         weakref.finalize(self, _close, self._own, self._others)
-        for at, path in enumerate(self._paths):
-            if not names[at].startswith("/"):
-                self._own[at] = os.open(path, os.O_RDONLY)
+        for at, name in enumerate(names):
+            if not name.startswith("/"):
+                self._own[at] = os.open(folder / name, os.O_RDONLY)
             elif _MAY_HOLD:
-                self._others[at] = os.open(path, os.O_RDONLY)
+                with folders.open(name, name) as opened:
+                    self._others[at] = os.dup(opened.fileno())
                 _MAY_HOLD.pop()
 
     def read(self, at: int, size: int, offset: int) -> bytes:
@@ -95,7 +99,8 @@ class _Files:
         held = self._own.get(at, self._others.get(at))
         if held is not None:
             return os.pread(held, size, offset)
-        with self._paths[at].open("rb", buffering=0) as opened:
+        name = self._names[at]
+        with self._folders.open(name, name) as opened:
             return os.pread(opened.fileno(), size, offset)
 
 

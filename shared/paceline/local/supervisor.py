@@ -16,6 +16,7 @@ from typing import IO, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from paceline.beneath import mark_private
 from paceline.config.limits import LimitSettings
 from paceline.config.load import write_settings
 from paceline.config.plugins import PluginSettings
@@ -27,7 +28,6 @@ from paceline.config.service import (
     TracingSettings,
 )
 from paceline.config.tokenizers import TokenizerSettings
-from paceline.data.job_data import EVERYWHERE
 from paceline.enums import WorkerKind
 from paceline.errors import UnavailableError
 from paceline.files import lock_for_life, token_of
@@ -120,6 +120,7 @@ class Local:
                 does not come up.
         """
         self._lock = lock_for_life(self.run_dir / "up.lock", what="a supervisor")
+        mark_private(self.run_dir)
         try:
             self._check_http_port()
             lay_out(self.run_dir / "monitoring")
@@ -197,8 +198,6 @@ class Local:
         options = dict(self._options.get(kind, {}))
         if kind is WorkerKind.GATEWAY:
             options["http_port"] = self._http_port
-        if kind is WorkerKind.EXPERIENCE:  # one user owns all jobs, and may read this machine
-            options.setdefault("data_folders", [*EVERYWHERE])
         serves = kind is WorkerKind.EXPERIENCE
         return ServiceSettings(
             kind=kind,

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from paceline import __version__
+from paceline.beneath import mark_private
 from paceline.config import ServiceSettings, parse_arguments
 from paceline.enums import WorkerKind
 from paceline.errors import PacelineError, UnavailableError
@@ -142,6 +143,7 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
     """
     if settings.token and settings.kind not in (WorkerKind.GATEWAY, WorkerKind.CONTROLLER):
         log.warning("token is not used by this kind of service", kind=settings.kind)
+    mark_private(settings.run_dir)
     metrics = Metrics()
     metrics.watch_process()
     metrics.set("build", 1, service=settings.kind, version=__version__)
