@@ -57,6 +57,9 @@ class JobFiles:
             copy_folder(self._run_dir / "jobs", job_id, fork, stopped)
             return
         fs, root = self._opened()
+        if "file" in fs.protocol:
+            copy_folder(Path(root), job_id, fork, stopped)
+            return
         try:
             copy_stored(fs, root, job_id, fork, stopped)
         except OSError as error:

@@ -1,24 +1,30 @@
 """Copies a checkpoint to another job: whole and the one that was meant, or not at all.
 
 The index of a checkpoint, which lists its files with their sizes, is written last, and the ledger
-has its digest. So it says which folder of a step is meant, and whether a copy is whole.
+has its digest. So it says which folder of a step is meant, and whether a copy is whole. A trainer
+writes these folders: what the index does not list stays there, and no link is followed.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from paceline.beneath import open_beneath, open_regular
 from paceline.digest import digest_of
 from paceline.errors import NotFoundError, UnavailableError
 from paceline.files import sync
 
 _INDEX = "paceline.json"
+_INDEX_BYTES = 16 << 20
+_BLOCK_BYTES = 8 << 20
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 Stopped = Callable[[], bool]
 
 
@@ -39,28 +45,57 @@ def copy_folder(jobs: Path, job_id: str, copy: CheckpointCopy, stopped: Stopped)
     Raises:
         NotFoundError, UnavailableError: as for `JobFiles.copy_checkpoint`.
     """
-    source, target = (jobs / each / "checkpoints" for each in (job_id, copy.to))
+    target = jobs / copy.to / "checkpoints"
     found = False
-    for folder in sorted(source.glob(_pattern(copy))):
-        sizes = _sizes(_content(folder / _INDEX), copy)
-        if sizes is None:
-            continue
-        found = True
-        if (target / folder.name).exists():
-            continue
-        draft = target / f"draft-{folder.name}"
-        try:
-            _link(folder, draft, stopped)
-            there = {path: (draft / path).stat().st_size for path in _names(draft)}
-            _check(sizes, there, folder.name)
-            draft.rename(target / folder.name)
-            sync(target)
-        except FileNotFoundError as error:
-            raise _gone(job_id, copy) from error
-        except OSError as error:
-            raise UnavailableError(f"checkpoint {copy.step} of {job_id}: {error}") from error
+    try:
+        source = open_beneath(str(jobs), f"{job_id}/checkpoints", flags=_FOLDER)
+    except OSError as error:
+        raise _gone(job_id, copy) from error
+    try:
+        for name in sorted(fnmatch.filter(os.listdir(source), _pattern(copy))):
+            index = _content(source, name)
+            sizes = _sizes(index, copy)
+            if sizes is None:
+                continue
+            found = True
+            if not (target / name).exists():
+                _copy_whole(source, target, name, sizes, index, stopped)
+    except FileNotFoundError as error:
+        raise _gone(job_id, copy) from error
+    except OSError as error:
+        raise UnavailableError(f"checkpoint {copy.step} of {job_id}: {error}") from error
+    finally:
+        os.close(source)
     if not found:
         raise _gone(job_id, copy)
+
+
+def _copy_whole(
+    source: int,
+    target: Path,
+    name: str,
+    sizes: Mapping[str, int],
+    index: bytes,
+    stopped: Stopped,
+) -> None:
+    """Copy the listed files of a folder below `source`, a descriptor, and their index last."""
+    draft = target / f"draft-{name}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    for file, num_bytes in sizes.items():
+        _go_on(stopped)
+        opened = open_regular(source, f"{name}/{file}")
+        try:
+            _check({file: num_bytes}, {file: os.fstat(opened).st_size}, name)
+            (draft / file).parent.mkdir(parents=True, exist_ok=True)
+            _link(opened, draft / file)
+        finally:
+            os.close(opened)
+    (draft / _INDEX).write_bytes(index)  # what was compared with the ledger
+    sync(draft / _INDEX)
+    _check(sizes, {file: (draft / file).stat().st_size for file in sizes}, name)
+    draft.rename(target / name)
+    sync(target)
 
 
 def copy_stored(fs: Any, root: str, job_id: str, copy: CheckpointCopy, stopped: Stopped) -> None:
@@ -97,12 +132,14 @@ def _pattern(copy: CheckpointCopy) -> str:
     return f"step-{copy.step:06d}.*"
 
 
-def _content(index: Path) -> bytes:
-    """Empty: there is none."""
+def _content(source: int, folder: str) -> bytes:
+    """The index of a folder; empty: there is none, or it is too large."""
     try:
-        return index.read_bytes()
+        with os.fdopen(open_regular(source, f"{folder}/{_INDEX}"), "rb") as index:
+            found = index.read(_INDEX_BYTES + 1)
     except OSError:
         return b""
+    return found if len(found) <= _INDEX_BYTES else b""
 
 
 def _sizes(index: bytes, copy: CheckpointCopy) -> dict[str, int] | None:
@@ -111,9 +148,17 @@ def _sizes(index: bytes, copy: CheckpointCopy) -> dict[str, int] | None:
         return None
     try:
         files = json.loads(index)["files"]
-        return {str(name): int(each["num_bytes"]) for name, each in files.items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+        sizes = {str(name): int(each["num_bytes"]) for name, each in files.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+    return sizes if all(map(_is_inside, sizes)) else None
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name of an index is that of a file in its folder, and not of the index."""
+    parts = PurePosixPath(name).parts
+    inside = parts and ".." not in parts and not name.startswith("/") and "\0" not in name
+    return bool(inside) and name != _INDEX
 
 
 def _check(expected: Mapping[str, int], there: Mapping[str, int], name: str) -> None:
@@ -125,24 +170,14 @@ def _check(expected: Mapping[str, int], there: Mapping[str, int], name: str) -> 
             )
 
 
-def _names(folder: Path) -> list[str]:
-    return [str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()]
-
-
-def _link(source: Path, target: Path, stopped: Stopped) -> None:
-    """Give each file, which is never written again, a second name, or else copy it."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    for name in _names(source):
-        _go_on(stopped)
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(source / name, target / name)
-        except FileNotFoundError:
-            raise
-        except OSError:  # no hard links here
-            shutil.copy2(source / name, target / name)
-            sync(target / name)
+def _link(opened: int, target: Path) -> None:
+    """Give an open file, which is never written again, a second name, or else copy it."""
+    try:
+        os.link(f"/proc/self/fd/{opened}", target, src_dir_fd=opened, follow_symlinks=True)
+    except OSError:  # no hard links here
+        with os.fdopen(os.dup(opened), "rb") as source, target.open("xb") as copy:
+            shutil.copyfileobj(source, copy, _BLOCK_BYTES)
+        sync(target)
 
 
 def _go_on(stopped: Stopped) -> None:
