@@ -104,7 +104,10 @@ class JobApi:
         await check_plugins(spec, self._patterns, who.tenant, self._allowed)
         files: Mapping[str, bytes] = dict(request.files)
         if files:
-            files = await asyncio.to_thread(check_files, files, source="files")
+            checked_files = partial(check_files, files, source="files")
+            files = await asyncio.get_running_loop().run_in_executor(
+                self._model_readers, checked_files
+            )
         if not files or spec.model.place is not ModelPlace.FOLDER:
             found = await self._find_model(spec.model)
             spec, files = spec.model_copy(update={"model": found.spec}), files or found.files

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
 
 from paceline.config import JobSpec
 from paceline.config.load import shown
@@ -17,8 +15,9 @@ from paceline.config.named import problems
 from paceline.config.quota import MAX_MODEL_FILES_BYTES
 from paceline.config.sections.model import ModelPlace, ModelSpec
 from paceline.errors import ConfigError
+from paceline.models.parsing import ParseError, parse
 from paceline.models.resolve import FoundModel, ModelResolver
-from paceline.models.weights import check_header, check_weights
+from paceline.models.weights import check_headers, check_weights
 from paceline.plugins.allowed import AllowedTargets
 from paceline.transport.rpc import MAX_MESSAGE_BYTES
 from paceline_gateway.submit.patterns import Patterns
@@ -112,8 +111,8 @@ def _read_model(path: Path) -> dict[str, bytes]:
         raise ConfigError(f"model.path: {path}: {_too_large(total)}")
     files = check_files({file.name: file.read_bytes() for file in found}, source=str(path))
     sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
-    for name in check_weights(sizes, lambda name: (path / name).read_bytes(), source=str(path)):
-        check_header(path / name)
+    names = check_weights(sizes, lambda name: (path / name).read_bytes(), source=str(path))
+    check_headers([path / name for name in names])
     return files
 
 
@@ -128,61 +127,32 @@ def check_files(files: Mapping[str, bytes], *, source: str) -> dict[str, bytes]:
     if (total := sum(map(len, files.values()))) > MAX_FILES_BYTES:
         raise ConfigError(f"files: {_too_large(total)}")
     for name in NEEDED:
-        _check_json(files[name], f"model.path: {source}: {name}")
+        _check_values(files[name], f"model.path: {source}: {name}")
     _check_vocabulary(files, source)
     return dict(files)
 
 
 def _check_vocabulary(files: Mapping[str, bytes], source: str) -> None:
-    """Refuse a tokenizer of another model: it has ids for which this one has no embedding.
-
-    Added tokens do not count: some models have one that the text model is never shown.
-    """
-    config, tokenizer = (json.loads(files[name]) for name in NEEDED)
-    if not isinstance(config, dict) or not isinstance(tokenizer, dict):
-        return  # whoever reads them will say what is wrong
-    text = cast(dict[str, Any], config)
-    nested = cast(Any, text.get("text_config"))
-    size = text.get("vocab_size", nested.get("vocab_size") if isinstance(nested, dict) else None)
-    highest = _highest_id(cast(dict[str, Any], tokenizer))
-    if isinstance(size, int) and highest >= size:
+    """Refuse what is no JSON, and a tokenizer of another model: it has ids without an embedding."""
+    try:
+        size, highest = parse("vocabulary", [files[name] for name in NEEDED])
+    except ParseError as error:
+        name = " and ".join(NEEDED) if error.at is None else NEEDED[error.at]
+        raise ConfigError(f"model.path: {source}: {name} {error.message}") from None
+    if size is not None and highest >= size:
         raise ConfigError(
             f"model.path: {source}: tokenizer.json has ids up to {highest}, but config.json says "
             f"vocab_size {size}: this is the tokenizer of another model"
         )
 
 
-def _highest_id(tokenizer: Mapping[str, Any]) -> int:
-    """The highest id of a tokenizer's own vocabulary; -1 if it does not say."""
-    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
-    vocabulary = cast(dict[str, Any], model).get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, list):  # of Unigram: pairs in the order of their ids
-        return len(cast(list[Any], vocabulary)) - 1
-    if not isinstance(vocabulary, dict):
-        return -1
-    entries = cast(list[Any], added if isinstance(added, list) else [])
-    others = [cast(Any, each).get("id") for each in entries if isinstance(each, dict)]
-    own = _integers(cast(dict[str, Any], vocabulary).values()) - _integers(others)
-    return max(own, default=-1)
-
-
-def _integers(values: Iterable[Any]) -> set[int]:
-    return {each for each in values if isinstance(each, int)}
-
-
-def _check_json(data: bytes, what: str) -> None:
-    # Each value costs memory; a vocabulary with its merges has about a million.
+def _check_values(data: bytes, what: str) -> None:
+    """Refuse more values than a vocabulary with its merges has, about a million: each is memory."""
     num_values = data.count(b",") + data.count(b"[") + data.count(b"{")
     if num_values > MAX_MODEL_VALUES:
         raise ConfigError(
             f"{what} has about {num_values} values; at most {MAX_MODEL_VALUES} are allowed"
         )
-    try:
-        json.loads(data)
-    except RecursionError:
-        raise ConfigError(f"{what} is nested too deeply") from None
-    except ValueError as error:
-        raise ConfigError(f"{what} is not JSON: {error}") from None
 
 
 def _too_large(total: int) -> str:

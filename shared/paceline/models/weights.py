@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.models.parsing import ParseError, parse
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_INDEX_BYTES = 64 << 20
+MAX_INDEX_BYTES = 32 << 20
 WANTED = ("*.json", "*.jinja", "*.safetensors", "*.txt", "*.model")
 """Files of a repository or folder that are downloaded; none of them is code or a pickle."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_MAX_HEADER_BYTES = 100_000_000  # as safetensors itself allows
+MAX_HEADER_BYTES = 4 << 20
+"""Of a safetensors file: about 30,000 tensors. All files of a model may have eight times this."""
+_MAX_HEADERS_BYTES = 8 * MAX_HEADER_BYTES
 
 
 def is_wanted(name: str) -> bool:
@@ -46,13 +47,14 @@ def check_weights(
 
 def _listed(sizes: Mapping[str, int], read: Callable[[str], bytes], source: str) -> list[str]:
     if sizes[INDEX] > MAX_INDEX_BYTES:
-        raise ConfigError(f"model.path: {source}: {INDEX} has {sizes[INDEX]} bytes; too many")
+        raise ConfigError(
+            f"model.path: {source}: {INDEX} has {sizes[INDEX]} bytes; at most {MAX_INDEX_BYTES} "
+            "are allowed"
+        )
     try:
-        listed: Any = json.loads(read(INDEX))["weight_map"]
-        names = sorted(set(map(str, listed.values())))
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"model.path: {source}: {INDEX} is damaged: {cause}") from None
+        names: list[str] = parse("names", [read(INDEX)])
+    except ParseError as error:
+        raise ConfigError(f"model.path: {source}: {INDEX} is damaged: {error.message}") from None
     missing = [name for name in names if name not in sizes]
     if missing or not names:
         some = ", ".join(missing[:3]) or "any"
@@ -63,26 +65,46 @@ def _listed(sizes: Mapping[str, int], read: Callable[[str], bytes], source: str)
     return names
 
 
-def check_header(path: Path) -> None:
-    """Check that a file has the size that its header says.
+def check_headers(paths: Sequence[Path]) -> None:
+    """Check that each file has the size that its header says.
 
     Raises:
-        ConfigError: it is cut, or no safetensors file.
-        OSError: it cannot be read.
+        ConfigError: one is cut, or no safetensors file, or has a header that is too large.
+        OSError: one cannot be read.
     """
+    texts, sizes = list[bytes](), list[int]()
+    for path in paths:
+        text, size = _header(path)
+        texts.append(text)
+        sizes.append(size)
+        if sum(map(len, texts)) > _MAX_HEADERS_BYTES:
+            raise ConfigError(
+                f"model.path: {path.parent}: the headers of its weights have more than "
+                f"{_MAX_HEADERS_BYTES} bytes"
+            )
+    try:
+        ends: list[int] = parse("ends", texts)
+    except ParseError as error:
+        path = paths[error.at] if error.at is not None else paths[0].parent
+        raise ConfigError(f"model.path: {path} is no safetensors file: bad header") from None
+    for path, text, size, end in zip(paths, texts, sizes, ends, strict=True):
+        expected = 8 + len(text) + end
+        if expected != size:
+            raise ConfigError(
+                f"model.path: {path} has {size} bytes; its header says {expected}, so it is damaged"
+            )
+
+
+def _header(path: Path) -> tuple[bytes, int]:
+    """The header of a safetensors file as text, and the size of the file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+        if not 2 <= length <= size - 8:
             raise ConfigError(f"model.path: {path} is no safetensors file, or is cut")
-        text = file.read(length)
-    try:
-        header: dict[str, Any] = json.loads(text)
-        ends = [int(e["data_offsets"][1]) for name, e in header.items() if name != "__metadata__"]
-    except (ValueError, KeyError, IndexError, AttributeError, TypeError, RecursionError):
-        raise ConfigError(f"model.path: {path} is no safetensors file: bad header") from None
-    expected = 8 + length + max(ends, default=0)
-    if expected != size:
-        raise ConfigError(
-            f"model.path: {path} has {size} bytes; its header says {expected}, so it is damaged"
-        )
+        if length > MAX_HEADER_BYTES:
+            raise ConfigError(
+                f"model.path: {path} has a header of {length} bytes; at most {MAX_HEADER_BYTES} "
+                "are allowed; save the model in more files (max_shard_size)"
+            )
+        return file.read(length), size

@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from paceline.config.sections.model import ModelSettings, ModelSpec
 from paceline.errors import ConfigError, UnavailableError
 from paceline.models.resolve import ModelResolver
-from paceline.models.weights import check_header
+from paceline.models.weights import check_headers
 from paceline_harness.models.folders import NO_TENSORS
 from paceline_harness.patience import PATIENCE_S
 
@@ -165,7 +165,7 @@ def test_damaged_headers(tmp_path: Path) -> None:
     head = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     whole = len(head).to_bytes(8, "little") + head + b"1234"
     path.write_bytes(whole)
-    check_header(path)
+    check_headers([path])
     for damaged in (
         whole[:-1],
         whole + b"1",
@@ -176,4 +176,4 @@ def test_damaged_headers(tmp_path: Path) -> None:
     ):
         path.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"damaged|no safetensors"):
-            check_header(path)
+            check_headers([path])
