@@ -186,7 +186,7 @@ def running(folder: Path) -> Generator[Site]:
     ports = [slots.take(name) for name in ("experience", "gateway", "http")]
     store = ValkeyServer(port=0, data_dir=folder / "store", unix_socket_path=folder / "s")
     store.start(60)
-    common: dict[str, Any] = {"run_dir": folder, "grace_s": 3.0}
+    common: dict[str, Any] = {"run_dir": folder, "grace_s": 3.0, "insecure": True}
     where = f"127.0.0.1:{ports[0]}"
     settings: dict[str, dict[str, Any]] = {
         "experience": {"port": ports[0], "store_url": f"unix://{folder / 's'}"},

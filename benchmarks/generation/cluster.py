@@ -49,6 +49,7 @@ class Cluster:
             "worker_id": name,
             "run_dir": self._folder,
             "grace_s": 3.0,
+            "insecure": True,
             "tokenizers": {"run_in": "in_process"},
         }
         path = self._folder / f"{name}.yaml"

@@ -17,8 +17,10 @@ import pytest
 from paceline.client.client import Client
 from paceline.enums import WorkerKind
 from paceline.local.supervisor import Local
+from paceline.transport.metadata_channel import Metadata
 from paceline.v1 import rollout_pb2
 from paceline.v1.rollout_pb2_grpc import RolloutStub
+from paceline_harness.callers.service_keys import metadata_of
 from paceline_harness.gates import asked_at
 from paceline_harness.patience import PATIENCE_S
 
@@ -73,9 +75,15 @@ class Site:
             address = self.record(name)["labels"]["address"]
             if address not in self._rollouts:
                 self._rollouts[address] = RolloutStub(grpc.insecure_channel(address))
-            status = self._rollouts[address].Status(rollout_pb2.RolloutStatusRequest(), timeout=5)
+            status = self._rollouts[address].Status(
+                rollout_pb2.RolloutStatusRequest(), timeout=5, metadata=self._as_environment()
+            )
             return int(status.running)
         return 0
+
+    def _as_environment(self) -> Metadata:
+        folder = self.run_dir / "service-keys"
+        return metadata_of(folder, WorkerKind.ROLLOUT, WorkerKind.ENVIRONMENT)
 
     def client(self) -> Client:
         """An SDK client of its gateway."""

@@ -28,9 +28,7 @@ def entries(lock: Path) -> list[tuple[Requirement, list[str]]]:
 def pins(lock: Path) -> dict[str, str]:
     """Versions by name, on Linux."""
     on_linux = [
-        entry
-        for entry, _ in entries(lock)
-        if entry.marker is None or entry.marker.evaluate(IMAGE)
+        entry for entry, _ in entries(lock) if entry.marker is None or entry.marker.evaluate(IMAGE)
     ]
     return {canonicalize_name(each.name): str(each.specifier)[2:] for each in on_linux}
 

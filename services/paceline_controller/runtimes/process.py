@@ -25,6 +25,7 @@ from paceline.local.ports import PortSlots
 from paceline.local.processes import Processes, Record
 from paceline.telemetry.monitoring import targets_of
 from paceline.transport.rpc import call, connect_as
+from paceline.transport.service_keys import read_keys
 from paceline_controller.jobs.plan import Wanted, replicas_of
 from paceline_controller.runtimes.base import CredentialIssuer, Observed
 
@@ -59,6 +60,7 @@ class ProcessRuntime:
         self._pools = pools or {}
         self._worlds = worlds or {}
         self._endpoints = endpoints or {}
+        self._keys = None if settings.service_keys is None else read_keys(settings.service_keys)
         self._run_dir = settings.run_dir.resolve()
         self._ports = ports
         self._beat = beat.resolve()
@@ -97,7 +99,9 @@ class ProcessRuntime:
         """SIGTERM, the grace, SIGKILL to the whole family."""
         await asyncio.to_thread(self._processes.stop, name, grace_s=grace_s)
         self._processes.forget(name)
-        self._credential_file(name).unlink(missing_ok=True)
+        for secret in (self._credential_file(name), self._keys_file(name)):
+            if secret is not None:
+                secret.unlink(missing_ok=True)
 
     async def ready(self, name: str) -> bool:
         """Ask for its gRPC health."""
@@ -129,23 +133,35 @@ class ProcessRuntime:
     def _credential_file(self, name: str) -> Path:
         return self._run_dir / "credentials" / name
 
+    def _keys_file(self, name: str) -> Path | None:
+        """Next to the controller's, so that only its own container has it."""
+        own = self._settings.service_keys
+        return None if own is None else own.resolve().parent / "workers" / f"{name}.json"
+
+    def _labels(self) -> dict[str, str]:
+        """What of the controller's settings its processes must have started with."""
+        keys = "" if self._keys is None else self._keys.digest()
+        return {"experience": self._settings.experience, "keys": keys}
+
     def _observed(self, record: Record) -> Observed:
         return Observed(
             name=record.name,
             job_id=record.labels.get("job", ""),
             alive=self._processes.alive(record.name),
-            outdated=record.labels.get("experience") != self._settings.experience,
+            outdated=any(record.labels.get(k, "") != v for k, v in self._labels().items()),
         )
 
     def _start(self, wanted: Wanted, incarnation: int) -> None:
         settings = self._settings_of(wanted, incarnation)
         path = self._run_dir / "settings" / f"{wanted.name}.yaml"
         write_settings(path, settings)
+        if self._keys is not None and settings.service_keys is not None:
+            write_secret(settings.service_keys, self._keys.narrowed({wanted.kind}).dumped())
         labels = {
             "job": wanted.job_id,
             "kind": wanted.kind,
             "address": f"{settings.host}:{settings.port}",
-            "experience": settings.experience,
+            **self._labels(),
             "service": str(wanted.kind),
             "metrics": f"{settings.metrics_host or settings.host}:{settings.metrics_port}",
         }
@@ -190,6 +206,8 @@ class ProcessRuntime:
             grace_s=self._child_grace_s,
             # One certificate for all kinds: what runs as one user could read the others' keys.
             tls=mine.tls,
+            service_keys=self._keys_file(name),
+            insecure=mine.insecure,
             tracing=mine.tracing,
             limits=mine.limits,
             packages=mine.packages,

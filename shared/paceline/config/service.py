@@ -129,6 +129,12 @@ class ServiceSettings(StrictModel):
     """Gateway and controller only: the bootstrap token of the installation, from which the
     controller derives its own. If empty, the gateway generates one in `run_dir`."""
     tls: TlsSettings | None = None
+    service_keys: Path | None = None
+    """File with what proves kinds of service where there are no certificates; see
+    docs/security.md."""
+    insecure: bool = False
+    """Neither certificates nor keys: everybody who reaches the port may call every method. For
+    tests."""
     limits: LimitSettings = LimitSettings()
     """Must be the same in all processes of an installation."""
     packages: PackageSettings = PackageSettings()

@@ -37,6 +37,7 @@ from paceline.local.store import EmbeddedStore, check_url
 from paceline.server.restarts import RestartBackoff
 from paceline.telemetry.logs import Log
 from paceline.telemetry.monitoring import lay_out, targets_of
+from paceline.transport.service_keys import FILE, issue, presented_to, read_keys
 
 HOST = "127.0.0.1"
 STALE_S = 60.0
@@ -97,6 +98,7 @@ class Local:
         self._http_port = http_port or self._port(WorkerKind.GATEWAY, "http")
         self._store: EmbeddedStore | None = None
         self._supervised: dict[WorkerKind, _Supervised] = {}
+        self._keys = self.run_dir / "service-keys"
         self._lock: IO[str] | None = None
         self._stopping = threading.Event()
         self._guard = threading.Thread(target=self._supervise, name="local", daemon=True)
@@ -126,6 +128,7 @@ class Local:
             lay_out(self.run_dir / "monitoring")
             self._start_store()
             self._beat()
+            issue(self._keys, KINDS)
             for kind in KINDS:
                 self._prepare(kind)
             self._guard.start()
@@ -184,11 +187,13 @@ class Local:
         self._store_url = self._store.url
 
     def _prepare(self, kind: WorkerKind) -> None:
-        """Adopt a service that runs with the same settings; replace it if they differ."""
+        """Adopt a service that runs with the same settings and keys; else replace it."""
         path = self.run_dir / "settings" / f"{kind}.yaml"
         before = path.read_text() if path.exists() else ""
         settings = self._settings_of(kind)
         same = write_settings(path, settings) == before
+        record = self._processes.find(kind)
+        same = same and record is not None and record.labels.get("keys") == self._keys_of(kind)
         adopted = same and self._processes.alive(kind)
         if not adopted:
             self._processes.stop(kind, grace_s=GRACE_S[kind])
@@ -208,6 +213,7 @@ class Local:
             run_dir=self.run_dir,
             experience="" if serves else self._experience(),
             store_url=self._store_url if serves else "",
+            service_keys=self._keys / kind / FILE,
             grace_s=GRACE_S[kind],
             logs=LogSettings(path=self.run_dir / "logs" / f"{kind}.log"),
             limits=self._limits,
@@ -226,6 +232,10 @@ class Local:
 
     def _experience(self) -> str:
         return self._experience_proxy or self._address(WorkerKind.EXPERIENCE)
+
+    def _keys_of(self, kind: WorkerKind) -> str:
+        """Changes with the keys of a service."""
+        return read_keys(self._keys / kind / FILE).digest()
 
     def _address(self, kind: WorkerKind) -> str:
         return f"{HOST}:{self._supervised[kind].settings.port}"
@@ -265,6 +275,7 @@ class Local:
         labels = {
             "http_port": str(self._http_port),
             "service": str(kind),
+            "keys": self._keys_of(kind),
             "metrics": f"{HOST}:{service.settings.metrics_port}",
         }
         self._processes.start(kind, command, mark=str(service.path), labels=labels)
@@ -288,7 +299,7 @@ class Local:
     def _is_ready(self, kind: WorkerKind) -> bool:
         if kind is WorkerKind.GATEWAY and is_free(self._http_port, HOST):
             return False
-        return _serving(self._address(kind))
+        return _serving(self._supervised[kind].settings)
 
     def _beat(self) -> None:
         (self.run_dir / "up.beat").touch()
@@ -301,11 +312,12 @@ class Local:
             left.forget(record.name)
 
 
-def _serving(address: str) -> bool:
-    with grpc.insecure_channel(address) as channel:
+def _serving(settings: ServiceSettings) -> bool:
+    metadata = presented_to(settings, settings.kind)
+    with grpc.insecure_channel(f"{settings.host}:{settings.port}") as channel:
         check: Any = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            reply = check(health_pb2.HealthCheckRequest(), timeout=1.0)
+            reply = check(health_pb2.HealthCheckRequest(), timeout=1.0, metadata=metadata)
         except grpc.RpcError:
             return False
     return reply.status == health_pb2.HealthCheckResponse.SERVING

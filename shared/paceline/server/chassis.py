@@ -41,6 +41,7 @@ from paceline.transport.rpc import (
     ErrorInterceptor,
 )
 from paceline.transport.rpc_authorization import Guard, RefusedCallers
+from paceline.transport.service_keys import identification
 from paceline.transport.tls import server_credentials, wait_for_renewal
 
 CANCEL_S = 5.0
@@ -183,11 +184,11 @@ def _options(settings: ServiceSettings) -> list[tuple[str, Any]]:
 
 
 def _guard(settings: ServiceSettings, metrics: Metrics) -> Guard | None:
-    if settings.tls is None:
+    identify = identification(settings)
+    if identify is None:
+        log.warning("insecure: callers need to prove nothing", kind=settings.kind)
         return None
-    return Guard(
-        kind=settings.kind, domain=settings.tls.peer_name, refusals=RefusedCallers(metrics)
-    )
+    return Guard(kind=settings.kind, identify=identify, refusals=RefusedCallers(metrics))
 
 
 async def _live(chassis: Chassis, build: Build) -> int:

@@ -23,6 +23,7 @@ from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.usage import Usage
 from paceline.transport.job_credential import credential_of
+from paceline.transport.metadata_channel import Metadata, MetadataChannel
 from paceline.transport.principal import Principal, principal_metadata
 from paceline.transport.request_reader import (
     CheckSize,
@@ -34,6 +35,7 @@ from paceline.transport.request_reader import (
     unary_reader,
 )
 from paceline.transport.rpc_authorization import Guard
+from paceline.transport.service_keys import presented_to
 from paceline.transport.tls import channel_credentials
 
 # The largest message is a submission with a large vocabulary's tokenizer (17 MiB and more).
@@ -122,38 +124,39 @@ def connect(
     tls: TlsSettings | None = None,
     kind: WorkerKind = WorkerKind.EXPERIENCE,
     token: str = "",
+    metadata: Metadata = (),
 ) -> aio.Channel:
-    """A channel to `host:port` that sends `token` with every call.
+    """A channel to `host:port` that sends `token` and `metadata` with every call.
 
     With `tls` the server's certificate must name this `kind` of service.
 
     Raises:
         ConfigError: a file of `tls` is missing or wrong.
     """
-    interceptors = _token_interceptors(token) if token else []
+    if token:
+        metadata = (*metadata, ("authorization", f"Bearer {token}"))
     if tls is None:
-        return aio.insecure_channel(address, options=OPTIONS, interceptors=interceptors)
-    name = f"{kind}.{tls.peer_name}"
-    return aio.secure_channel(
-        address,
-        channel_credentials(tls),
-        options=[*OPTIONS, ("grpc.ssl_target_name_override", name)],
-        interceptors=interceptors,
-    )
+        channel = aio.insecure_channel(address, options=OPTIONS)
+    else:
+        name = f"{kind}.{tls.peer_name}"
+        options = [*OPTIONS, ("grpc.ssl_target_name_override", name)]
+        channel = aio.secure_channel(address, channel_credentials(tls), options=options)
+    return MetadataChannel(channel, metadata) if metadata else channel
 
 
 def connect_as(
     settings: ServiceSettings, address: str, kind: WorkerKind = WorkerKind.EXPERIENCE
 ) -> aio.Channel:
-    """A channel to a service of this kind that presents this process's certificate.
+    """A channel to a service of this kind, to which this process proves its own kind.
 
     The experience service also gets the credential of a worker that belongs to a job.
 
     Raises:
-        ConfigError: a file of `tls` or `credential` is missing or wrong.
+        ConfigError: a file of `tls`, `service_keys` or `credential` is missing or wrong.
     """
     token = credential_of(settings) if kind is WorkerKind.EXPERIENCE else ""
-    return connect(address, tls=settings.tls, kind=kind, token=token)
+    metadata = presented_to(settings, kind)
+    return connect(address, tls=settings.tls, kind=kind, token=token, metadata=metadata)
 
 
 async def call(
@@ -266,36 +269,10 @@ def backoff_s(
     return min(max_s, base_s * 2.0 ** min(attempt, 16)) * (0.5 + 0.5 * rng())
 
 
-class _TokenInterceptor:
-    """Adds the bearer token to the metadata of a call."""
-
-    def __init__(self, token: str) -> None:
-        self._pair = ("authorization", f"Bearer {token}")
-
-    async def _intercept(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        metadata = aio.Metadata(*(client_call_details.metadata or ()), self._pair)
-        return await continuation(client_call_details._replace(metadata=metadata), request)
-
-
-def _token_interceptors(token: str) -> list[Any]:
-    """One interceptor per call type, because grpc.aio registers a class for one type only."""
-    call_types = {
-        "unary_unary": aio.UnaryUnaryClientInterceptor,
-        "unary_stream": aio.UnaryStreamClientInterceptor,
-        "stream_unary": aio.StreamUnaryClientInterceptor,
-        "stream_stream": aio.StreamStreamClientInterceptor,
-    }
-    made: list[Any] = []
-    for call_type, base in call_types.items():
-        methods = {f"intercept_{call_type}": _TokenInterceptor.__dict__["_intercept"]}
-        made.append(type(f"Token_{call_type}", (_TokenInterceptor, base), methods)(token))
-    return made
-
-
 class ErrorInterceptor(aio.ServerInterceptor):
     """Maps `PacelineError`s to statuses; any other exception is logged and becomes INTERNAL.
 
-    A `guard` checks the caller's certificate first, then what the service has set with
+    A `guard` checks the kind of the caller first, then what the service has set with
     `check_first` runs; only then is a message read. What it has set with `authorize` sees the
     message before the method does.
     """

@@ -1,12 +1,14 @@
-"""Authorizes RPCs between services by the kinds of service that a client certificate names.
+"""Authorizes RPCs between services by the kinds of service that a caller proves to be.
 
 The proto of each method declares which kinds may call it (option `operation.callers`); a method
 that declares none is refused. The chart's NetworkPolicy follows the same declarations.
-A certificate carries the DNS name `KIND.paceline.internal` for every kind that its process may
-speak for: one on a cluster, several where the processes of one machine share a certificate.
+A caller proves its kind by its certificate or, in an installation without certificates, by the
+credential of its kind (`paceline.transport.service_keys`). A certificate carries the DNS name
+`KIND.paceline.internal` for every kind that its process may speak for: one on a cluster, several
+where the processes of one machine share a certificate.
 
-Certificates distinguish kinds of service. Which job, worker and incarnation a trainer or rollout
-worker is, its credential says: `paceline.transport.job_credential`.
+Both distinguish kinds of service. Which job, worker and incarnation a trainer or rollout worker
+is, its own credential says: `paceline.transport.job_credential`.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ from paceline.transport.operations import operations
 Kind = WorkerKind
 Callers = Set[WorkerKind] | None
 ANYBODY: Final = None
-"""No certificate is needed: the gateway authenticates users by their tokens."""
+"""No proof is needed: the gateway authenticates users by their tokens."""
 NOBODY: Final[Set[WorkerKind]] = frozenset()
-"""No service may call the method; without TLS, operators can."""
+"""No service may call the method."""
 UNKNOWN_METHOD: Final = NOBODY
 """Callers of a method that the server does not declare: it is refused like one for nobody."""
 ALL_KINDS: Final = frozenset(Kind)
+Identify = Callable[[Any], Set[WorkerKind]]
+"""Takes the context of a call; returns the kinds of service that its caller proves to be."""
 
 _HEALTH: Mapping[str, Callers] = {"Check": ALL_KINDS, "Watch": ALL_KINDS}
 
@@ -64,6 +68,16 @@ def certified_kinds(names: Iterable[str], domain: str) -> Set[WorkerKind]:
     return frozenset(kind for kind in Kind if f"{kind}.{domain}" in found)
 
 
+def by_certificate(domain: str) -> Identify:
+    """Identifies callers by the DNS names of their certificates."""
+
+    def identify(context: Any) -> Set[WorkerKind]:
+        names = context.auth_context().get("peer_dns", ())
+        return certified_kinds((name.decode("ascii", "replace") for name in names), domain)
+
+    return identify
+
+
 def allowed_callers(server: WorkerKind, method: str) -> Callers:
     """Who may call `/package.Service/Method` of a server."""
     full, _, name = method.removeprefix("/").partition("/")
@@ -77,7 +91,7 @@ def check_speaks_for(kind: str) -> None:
     """Check that the caller of the current RPC may act as this kind.
 
     Raises:
-        PermissionDeniedError: its certificate names other kinds only.
+        PermissionDeniedError: it has proved to be of other kinds only.
     """
     kinds = _caller_kinds.get()
     if kinds is not None and kind not in kinds:
@@ -85,7 +99,7 @@ def check_speaks_for(kind: str) -> None:
 
 
 def caller_kinds() -> Set[WorkerKind] | None:
-    """The kinds that the caller of the current RPC has proved; None: without TLS, it needs not."""
+    """The kinds that the caller of the current RPC has proved; None: an `insecure` server."""
     return _caller_kinds.get()
 
 
@@ -117,11 +131,11 @@ class RefusedCallers:
 
 
 class Guard:
-    """Refuses RPCs whose caller's certificate does not name an allowed kind."""
+    """Refuses RPCs whose caller does not prove to be of an allowed kind."""
 
-    def __init__(self, *, kind: WorkerKind, domain: str, refusals: RefusedCallers) -> None:
+    def __init__(self, *, kind: WorkerKind, identify: Identify, refusals: RefusedCallers) -> None:
         self._kind = kind
-        self._domain = domain
+        self._identify = identify
         self._refusals = refusals
 
     def check(self, method: str, context: Any) -> None:
@@ -133,8 +147,7 @@ class Guard:
         allowed = allowed_callers(self._kind, method)
         if allowed is None:
             return
-        names = context.auth_context().get("peer_dns", ())
-        kinds = certified_kinds((name.decode("ascii", "replace") for name in names), self._domain)
+        kinds = self._identify(context)
         if kinds.isdisjoint(allowed):
             self._refusals.add(method, kinds)
             raise PermissionDeniedError(f"{_describe(kinds)} may not call {method}")
@@ -143,5 +156,5 @@ class Guard:
 
 def _describe(kinds: Set[WorkerKind]) -> str:
     if not kinds:
-        return "a caller without a service's certificate"
-    return f"a certificate of {' and '.join(sorted(kinds))}"
+        return "a caller without a service's certificate or credential"
+    return f"a service of kind {' and '.join(sorted(kinds))}"

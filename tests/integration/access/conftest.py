@@ -21,6 +21,7 @@ from paceline.enums import WorkerKind
 from paceline.files import token_of
 from paceline.server.chassis import Chassis, serve
 from paceline.transport.principal import ALL_TENANTS
+from paceline.transport.service_keys import issue
 from paceline_experience import service as experience
 from paceline_gateway import service as gateway
 from paceline_harness.models.folders import write_empty_model
@@ -101,6 +102,7 @@ def settings(kind: WorkerKind, run_dir: Path, **changes: Any) -> ServiceSettings
         "worker_id": f"{kind}-0",
         "run_dir": run_dir,
         "grace_s": 3.0,
+        "service_keys": issue(run_dir / "keys", [kind])[kind],
     }
     return ServiceSettings(**(fields | changes))
 

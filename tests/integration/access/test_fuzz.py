@@ -18,7 +18,10 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
+from paceline.enums import WorkerKind
+from paceline.transport.rpc_authorization import allowed_callers
 from paceline.v1 import access_pb2, experience_pb2, jobs_pb2, roster_pb2, tenants_pb2
+from paceline_harness.callers.service_keys import metadata_of
 from paceline_harness.hostile_text import mutants
 from paceline_harness.patience import PATIENCE_S
 
@@ -118,10 +121,14 @@ async def test_no_message_to_the_gateway_breaks_anything(peopled: Site) -> None:
 
 
 async def test_no_message_of_a_service_breaks_the_ledger(peopled: Site) -> None:
+    folder, ledger = peopled.run_dir / "keys", WorkerKind.EXPERIENCE
     with grpc.insecure_channel(peopled.experience) as channel:
         for service in EXPERIENCE:
             for method in service.methods:
-                await asyncio.to_thread(grpcs, peopled, channel, method, ())
+                path = f"/{service.full_name}/{method.name}"
+                kind = min(allowed_callers(ledger, path) or {WorkerKind.GATEWAY})
+                metadata = metadata_of(folder, ledger, kind)
+                await asyncio.to_thread(grpcs, peopled, channel, method, metadata)
     await unhurt(peopled)
 
 

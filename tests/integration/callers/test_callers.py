@@ -1,4 +1,6 @@
-"""Every RPC of every service over real gRPC, with certificates of every kind and with none.
+"""Every RPC of every service over real gRPC, with proofs of every kind and with none.
+
+Services prove their kind by certificates or, without TLS, by the credentials of their kind.
 
 The servers are the chassis with methods that are not implemented: a call that passes the check
 fails in the method, with INTERNAL, and one that does not is refused before.
@@ -6,27 +8,20 @@ fails in the method, with INTERNAL, and one that does not is refused before.
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
-from grpc_health.v1 import health_pb2
 
 from paceline import wire
-from paceline.config.service import ServiceSettings, TlsSettings
 from paceline.enums import JobState, WorkerKind
-from paceline.server.chassis import Chassis, Service, serve
-from paceline.transport.rpc_authorization import ALL_KINDS, UNKNOWN_METHOD, allowed_callers, callers
+from paceline.server.chassis import Chassis, Service
+from paceline.transport.rpc_authorization import UNKNOWN_METHOD, allowed_callers, callers
 from paceline.v1 import experience_pb2, roster_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import add_ExperienceServicer_to_server
 from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
@@ -34,41 +29,26 @@ from paceline.v1.types_pb2 import Worker
 from paceline_experience.api.experience import ExperienceServicer
 from paceline_experience.api.roster import RosterServicer
 from paceline_experience.fleet.roster import Roster
+from paceline_harness.callers.served import (
+    HEALTH,
+    TOKEN,
+    Caller,
+    Certificates,
+    Keys,
+    Proofs,
+    credentials_of,
+    methods,
+    path_of,
+    refusals,
+    served,
+    services,
+)
 from paceline_harness.certificates import LIFE, Authority
-from paceline_harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
-PROTOS = ROOT / "protos" / "paceline" / "v1"
-TOKEN = "a token that is in no message"
-HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 REFUSED = {StatusCode.UNAVAILABLE, StatusCode.PERMISSION_DENIED, StatusCode.UNAUTHENTICATED}
 PAST = StatusCode.INTERNAL
-WITHOUT = "a caller without a service's certificate"
-
-
-def module_of(service: str) -> Any:
-    """The generated module of a service."""
-    for path in PROTOS.glob("*.proto"):
-        module = import_module(f"paceline.v1.{path.stem}_pb2")
-        if service in module.DESCRIPTOR.services_by_name:
-            return import_module(f"paceline.v1.{path.stem}_pb2_grpc")
-    raise AssertionError(f"{service}: in no file of {PROTOS}")
-
-
-def services() -> dict[str, Any]:
-    """Descriptors of all services."""
-    files = [import_module(f"paceline.v1.{path.stem}_pb2") for path in PROTOS.glob("*.proto")]
-    found = {name: s for f in files for name, s in f.DESCRIPTOR.services_by_name.items()}
-    return {**found, "Health": HEALTH}
-
-
-def methods(server: WorkerKind) -> Iterator[MethodDescriptor]:
-    for service in callers()[server]:
-        yield from services()[service].methods
-
-
-def path_of(method: MethodDescriptor) -> str:
-    return f"/{method.containing_service.full_name}/{method.name}"
+WITHOUT = "a caller without a service's certificate or credential"
 
 
 # the table -----------------------------------------------------------------------------------
@@ -115,108 +95,21 @@ def test_undeclared_methods_are_for_nobody(server: WorkerKind) -> None:
 # the sweep -----------------------------------------------------------------------------------
 
 
-class Unfinished(Service):
-    """Serves all methods of the table without implementations."""
-
-    def __init__(self, chassis: Chassis) -> None:
-        for service in set(callers()[chassis.settings.kind]) - {"Health"}:
-            module = module_of(service)
-            add = getattr(module, f"add_{service}Servicer_to_server")
-            add(getattr(module, f"{service}Servicer")(), chassis.server)
-
-
-@asynccontextmanager
-async def served(
-    kind: WorkerKind, tls: TlsSettings, service: Callable[[Chassis], Service] = Unfinished
-) -> AsyncGenerator[Chassis]:
-    made: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()
-
-    async def build(chassis: Chassis) -> Service:
-        made.set_result(chassis)
-        return service(chassis)
-
-    token = TOKEN if kind is WorkerKind.GATEWAY else ""
-    settings = ServiceSettings(kind=kind, worker_id=f"{kind}-0", tls=tls, token=token)
-    running = asyncio.create_task(serve(settings, build))
-    await asyncio.wait({made, running}, return_when=asyncio.FIRST_COMPLETED)
-    chassis = made.result()
-    while chassis.health.why_unready():
-        assert not running.done(), running.exception()
-        await asyncio.sleep(0.01)
-    try:
-        yield chassis
-    finally:
-        chassis.stop()
-        await running
-
-
-class Caller:
-    """A caller with a certificate (or none), connected to a service of this kind."""
-
-    def __init__(self, chassis: Chassis, credentials: grpc.ChannelCredentials | None) -> None:
-        name = f"{chassis.settings.kind}.paceline.internal"
-        options = [("grpc.ssl_target_name_override", name)]
-        self.channel = (
-            grpc.insecure_channel(chassis.address)
-            if credentials is None
-            else grpc.secure_channel(chassis.address, credentials, options=options)
-        )
-
-    async def call(
-        self, method: MethodDescriptor, message: Any = None
-    ) -> tuple[StatusCode, str, dict[str, Any]]:
-        """Status, text and trailing metadata of one call.
-
-        Not by grpc.aio: it tells an "internal error from Core" of a stream that was refused before
-        its first message was on its way.
-        """
-        return await asyncio.to_thread(self._call, method, message)
-
-    def _call(
-        self, method: MethodDescriptor, message: Any = None
-    ) -> tuple[StatusCode, str, dict[str, Any]]:
-        kind = f"{_shape(method.client_streaming)}_{_shape(method.server_streaming)}"
-        made = getattr(self.channel, kind)(
-            path_of(method),
-            request_serializer=GetMessageClass(method.input_type).SerializeToString,
-            response_deserializer=GetMessageClass(method.output_type).FromString,
-        )
-        request: Any = message or GetMessageClass(method.input_type)()
-        given = iter([request]) if method.client_streaming else request
-        try:
-            answer: Any = made(given, timeout=PATIENCE_S)
-            if method.server_streaming:
-                for _ in answer:
-                    answer.cancel()
-                    break
-        except grpc.RpcError as refused:
-            error: Any = refused
-            return error.code(), error.details() or "", dict(error.trailing_metadata() or ())
-        return StatusCode.OK, "", {}
-
-
-def _shape(streams: bool) -> str:
-    return "stream" if streams else "unary"
-
-
-def credentials_of(tls: TlsSettings, trust: TlsSettings) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(
-        trust.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
-    )
-
-
 @pytest.fixture
 def ours(tmp_path: Path) -> Authority:
     return Authority(tmp_path, name="ours")
 
 
 @pytest.mark.parametrize("server", WorkerKind)
-async def test_only_the_kinds_of_the_table_get_past(server: WorkerKind, ours: Authority) -> None:
-    everybody = server is WorkerKind.GATEWAY
-    tls = ours.issue("server", kinds=[server], require_client=not everybody)
-    async with served(server, tls) as chassis:
+@pytest.mark.parametrize("proofs_of", [Certificates, Keys])
+async def test_only_the_kinds_of_the_table_get_past(
+    server: WorkerKind, proofs_of: Callable[[Path], Proofs], tmp_path: Path
+) -> None:
+    proofs = proofs_of(tmp_path)
+    asks, refused = proofs.asks(server), 0
+    async with served(server, **proofs.server(server)) as chassis:
         for kind in WorkerKind:
-            caller = Caller(chassis, credentials_of(ours.issue(kind, kinds=[kind]), tls))
+            caller = proofs.caller(chassis, kind)
             for method in methods(server):
                 allowed = allowed_callers(server, path_of(method))
                 code, text, metadata = await caller.call(method)
@@ -225,26 +118,14 @@ async def test_only_the_kinds_of_the_table_get_past(server: WorkerKind, ours: Au
                     past = StatusCode.OK if method.containing_service is HEALTH else PAST
                     assert code is past, f"{kind} {path_of(method)}: {text}"
                 else:
-                    # The gateway asks nobody for one.
-                    shown = f"a certificate of {kind}" if not everybody else WITHOUT
-                    says = f"{shown} may not call {path_of(method)}"
-                    assert (code, text) == (StatusCode.PERMISSION_DENIED, says)
+                    says = f"a service of kind {kind}" if asks else WITHOUT
+                    expected = f"{says} may not call {path_of(method)}"
+                    assert (code, text) == (StatusCode.PERMISSION_DENIED, expected)
                     assert metadata == {"paceline-error": "PermissionDeniedError"}
+                    refused += asks
                 assert TOKEN not in text
             caller.channel.close()
-        assert not everybody or refusals(chassis) == 0
-        expected = len(ALL_KINDS) * sum(1 for _ in methods(server)) - allowed_calls(server)
-        assert everybody or refusals(chassis) == expected
-
-
-def allowed_calls(server: WorkerKind) -> int:
-    return sum(len(allowed_callers(server, path_of(method)) or ()) for method in methods(server))
-
-
-def refusals(chassis: Chassis) -> float:
-    name = "paceline_refused_calls_total"
-    registry = chassis.metrics.registry
-    return sum(registry.get_sample_value(name, {"caller": kind}) or 0.0 for kind in WorkerKind)
+        assert refusals(chassis) == refused
 
 
 @pytest.mark.parametrize("server", WorkerKind)
@@ -324,16 +205,19 @@ class Central(Service):
         add_ExperienceServicer_to_server(ledger, chassis.server)
 
 
-async def test_nobody_speaks_for_another_kind(ours: Authority) -> None:
-    tls = ours.issue("server", kinds=[WorkerKind.EXPERIENCE])
+@pytest.mark.parametrize("proofs_of", [Certificates, Keys])
+async def test_nobody_speaks_for_another_kind(
+    proofs_of: Callable[[Path], Proofs], tmp_path: Path
+) -> None:
+    proofs = proofs_of(tmp_path)
     join, beat, leave = (
         services()["Roster"].methods_by_name[name] for name in ("Join", "Heartbeat", "Leave")
     )
     move = services()["Experience"].methods_by_name["SetJobState"]
-    async with served(WorkerKind.EXPERIENCE, tls, Central) as chassis:
+    own = proofs.server(WorkerKind.EXPERIENCE)
+    async with served(WorkerKind.EXPERIENCE, service=Central, **own) as chassis:
         trainer, rollout = (
-            Caller(chassis, credentials_of(ours.issue(kind, kinds=[kind]), tls))
-            for kind in (WorkerKind.TRAINER, WorkerKind.ROLLOUT)
+            proofs.caller(chassis, kind) for kind in (WorkerKind.TRAINER, WorkerKind.ROLLOUT)
         )
 
         async def tried(caller: Caller, method: Any, message: Any) -> StatusCode:

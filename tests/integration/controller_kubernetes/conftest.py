@@ -31,11 +31,14 @@ from paceline import wire
 from paceline.config.load import write_settings
 from paceline.config.service import ServiceSettings
 from paceline.enums import JobState, WorkerKind
+from paceline.transport.metadata_channel import Metadata
 from paceline.transport.principal import derived_token
+from paceline.transport.service_keys import issue
 from paceline.types import JobStatus
 from paceline.v1 import experience_pb2, jobs_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline_harness.callers.service_keys import metadata_of
 from paceline_harness.cluster.api import ApiServer
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
@@ -408,10 +411,11 @@ class Services:
             experience="" if kind is WorkerKind.EXPERIENCE else self.experience,
             store_url=self.store if kind is WorkerKind.EXPERIENCE else "",
             token=TOKEN if kind is WorkerKind.GATEWAY else "",
+            service_keys=issue(self.keys, [kind])[kind],
             options=options,
         )
         self.processes[kind] = spawn(settings, self.folder)
-        wait_serving(self.ports[kind])
+        wait_serving(self.ports[kind], kind, self.keys)
 
     def kill(self, kind: WorkerKind) -> None:
         process = self.processes.pop(kind)
@@ -452,16 +456,27 @@ class Services:
         self.jobs().DeleteJob(request, timeout=PATIENCE_S, metadata=WHO)
 
     def set_state(self, job_id: str, state: str) -> None:
-        """Set the state of a job, as its trainer would."""
+        """Set the state of a job, as the controller would."""
         stub: Any = ExperienceStub(grpc.insecure_channel(self.experience))
         request = experience_pb2.SetJobStateRequest(
             job_id=job_id, state=wire.number_of(JobState(state))
         )
-        stub.SetJobState(request, timeout=PATIENCE_S)
+        stub.SetJobState(request, timeout=PATIENCE_S, metadata=self.as_controller)
+
+    @property
+    def keys(self) -> Path:
+        """The folder of the keys that services have instead of certificates."""
+        return self.folder / "keys"
+
+    @property
+    def as_controller(self) -> Metadata:
+        """Metadata of calls of the experience service as a controller."""
+        return metadata_of(self.keys, WorkerKind.EXPERIENCE, WorkerKind.CONTROLLER)
 
     def end_all(self) -> None:
         stub: Any = JobsStub(grpc.insecure_channel(self.experience))
-        for job in stub.ListJobs(jobs_pb2.ListJobsRequest(page_size=1000), timeout=PATIENCE_S).jobs:
+        request = jobs_pb2.ListJobsRequest(page_size=1000)
+        for job in stub.ListJobs(request, timeout=PATIENCE_S, metadata=self.as_controller).jobs:
             if not wire.from_proto(job.status, JobStatus).state.terminal:
                 self.set_state(job.status.job_id, "failed")
 
@@ -475,18 +490,19 @@ def spawn(settings: ServiceSettings, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
 
-def serving(port: int) -> bool:
+def serving(port: int, kind: WorkerKind, keys: Path) -> bool:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
-            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=2)
+            metadata = metadata_of(keys, kind, kind)
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=2, metadata=metadata)
         except grpc.RpcError:
             return False
     return reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def wait_serving(port: int) -> None:
-    wait_until(lambda: serving(port), f"port {port} does not serve")
+def wait_serving(port: int, kind: WorkerKind, keys: Path) -> None:
+    wait_until(lambda: serving(port, kind, keys), f"port {port} does not serve")
 
 
 @pytest.fixture(scope="session")
@@ -549,17 +565,19 @@ class World:
         }
         options = {"runtime": "kubernetes", "kubernetes": kubernetes_options, **changes}
         self.ports[name] = free_port()
+        kind = WorkerKind.CONTROLLER
         settings = ServiceSettings(
-            kind=WorkerKind.CONTROLLER,
+            kind=kind,
             worker_id=name,
             port=self.ports[name],
             run_dir=self.folder,
             experience=self.services.experience,
             token=derived_token(TOKEN, "controller"),
+            service_keys=issue(self.services.keys, [kind])[kind],
             options=options,
         )
         self.controllers[name] = spawn(settings, self.folder)
-        wait_serving(self.ports[name])
+        wait_serving(self.ports[name], kind, self.services.keys)
 
     def kill(self, name: str = "ctl-0") -> None:
         process = self.controllers.pop(name)
@@ -692,8 +710,9 @@ def until_true() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def is_serving() -> Callable[[int], bool]:
-    return serving
+def is_serving(services: Services) -> Callable[[int], bool]:
+    """Tells whether a controller serves a port."""
+    return lambda port: serving(port, WorkerKind.CONTROLLER, services.keys)
 
 
 @pytest.fixture(scope="session")

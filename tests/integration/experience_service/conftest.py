@@ -431,6 +431,7 @@ def settings_of(
         worker_id="experience-0",
         run_dir=run_dir,
         store_url=store_url,
+        insecure=True,
         limits=limits or LimitSettings(),
         options=wanted.model_dump(),
     )
@@ -543,6 +544,7 @@ async def url(client: Client, tmp_path: Path) -> AsyncIterator[str]:
         experience=client.address,
         grace_s=3.0,
         token=GATEWAY_TOKEN,
+        insecure=True,
         tokenizers=TokenizerSettings(run_in="in_process"),
         options={"http_port": 0},
     )

@@ -30,9 +30,11 @@ from paceline.server.chassis import Chassis, serve
 from paceline.transport.job_credential import JOB_KINDS
 from paceline.transport.operations import Operation, operation, operations
 from paceline.transport.rpc import connect, stream
+from paceline.transport.service_keys import issue
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
 from paceline_experience.service import build
+from paceline_harness.callers.service_keys import metadata_of
 from paceline_harness.certificates import Authority
 from paceline_harness.patience import PATIENCE_S, call
 
@@ -98,8 +100,6 @@ REQUESTS: dict[tuple[str, str], Callable[[Job, WorkerKind], Any]] = {
         ex.SetJobStateRequest, state=types_pb2.JOB_STATE_FAILED, reason="r"
     ),
 }
-# Without TLS nobody can tell their other callers from these workers.
-SHARED_WITH_OTHERS = {"GetJob", "GetArtifact", "ReportFailure", "SetJobState"}
 # What a worker shows that is not its own, and the refusal.
 WRONG: dict[str, type[PacelineError] | tuple[type[PacelineError], ...]] = {
     "nothing": AuthenticationError,
@@ -136,14 +136,24 @@ class Place:
     ) -> None:
         self.chassis = chassis
         self._authority = authority
+        self._keys = chassis.settings.run_dir / "keys"
         self._clients = clients
         self._channels: list[Any] = []
 
     def client(self, kind: WorkerKind, credential: str = "") -> Client:
-        tls = None if self._authority is None else self._authority.issue(kind, kinds=[kind])
-        channel = connect(self.chassis.address, tls=tls, token=credential)
+        if self._authority is None:
+            proof = metadata_of(self._keys, WorkerKind.EXPERIENCE, kind)
+            channel = connect(self.chassis.address, token=credential, metadata=proof)
+        else:
+            tls = self._authority.issue(kind, kinds=[kind])
+            channel = connect(self.chassis.address, tls=tls, token=credential)
         self._channels.append(channel)
         return self._clients(channel, self.chassis.address)
+
+    def proof(self, kind: WorkerKind) -> str:
+        """What a kind of service shows where there are no certificates."""
+        ((_, text),) = metadata_of(self._keys, WorkerKind.EXPERIENCE, kind)
+        return text
 
     async def job(self, name: str) -> Job:
         """A new job with credentials of all kinds."""
@@ -183,13 +193,14 @@ async def started(store_url: str, run_dir: Path, tls: bool, clients: Any) -> Asy
         made.set_result(chassis)
         return await build(chassis)
 
-    own = None if authority is None else authority.issue("e", kinds=[WorkerKind.EXPERIENCE])
+    kind = WorkerKind.EXPERIENCE
     settings = ServiceSettings(
-        kind=WorkerKind.EXPERIENCE,
+        kind=kind,
         worker_id="experience-0",
         run_dir=run_dir,
         store_url=store_url,
-        tls=own,
+        tls=None if authority is None else authority.issue("e", kinds=[kind]),
+        service_keys=issue(run_dir / "keys", [kind])[kind] if authority is None else None,
     )
     running = asyncio.create_task(serve(settings, remembered))
     await asyncio.wait({made, running}, return_when=asyncio.FIRST_COMPLETED)
@@ -239,11 +250,9 @@ def shown(wrong: str, kind: WorkerKind, own: Job, other: Job) -> str:
     }[wrong]
 
 
-def concerns(wrong: str, found: Operation, kind: WorkerKind, *, tls: bool) -> bool:
+def concerns(wrong: str, found: Operation, kind: WorkerKind) -> bool:
     """Whether what is wrong makes a difference to a method."""
     names = {field.name for field in found.request.DESCRIPTOR.fields}
-    if wrong == "nothing":
-        return tls or found.name not in SHARED_WITH_OTHERS
     if wrong == "that of the other kind":
         return found.name != "GetJob"
     if wrong == "that of another worker":
@@ -251,7 +260,7 @@ def concerns(wrong: str, found: Operation, kind: WorkerKind, *, tls: bool) -> bo
     return kind is TRAINER if wrong == "that of the incarnation before" else True
 
 
-@pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
+@pytest.mark.parametrize("tls", [True, False], ids=["certificates", "keys"])
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_a_credential_that_is_not_ones_own_is_refused(
     one_store: str, client_class: type[Client], tmp_path: Path, wrong: str, tls: bool
@@ -262,7 +271,7 @@ async def test_a_credential_that_is_not_ones_own_is_refused(
             join = REQUESTS["Roster", "Join"](own, kind)
             await call(place.client(kind, own.shown[kind]).roster.Join, join)
         for found, kind in calls():
-            if concerns(wrong, found, kind, tls=tls):
+            if concerns(wrong, found, kind):
                 client = place.client(kind, shown(wrong, kind, own, other))
                 request = REQUESTS[found.service, found.name](own, kind)
                 error = await tried(client, found, request)
@@ -271,7 +280,7 @@ async def test_a_credential_that_is_not_ones_own_is_refused(
                 assert not any(text in str(error) for text in own.shown.values())
 
 
-@pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
+@pytest.mark.parametrize("tls", [True, False], ids=["certificates", "keys"])
 async def test_with_their_own_workers_do_their_work_and_it_shows_nowhere(
     one_store: str,
     client_class: type[Client],
@@ -300,11 +309,14 @@ async def test_with_their_own_workers_do_their_work_and_it_shows_nowhere(
         told = (
             "\n".join(map(str, answers)) + generate_latest(place.chassis.metrics.registry).decode()
         )
-    written = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".pem"]
+    keys = (tmp_path / "keys").rglob("*")
+    secret = {*tmp_path.glob("*.pem"), *keys}
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path not in secret]
     told += "\n".join(path.read_text(errors="replace") for path in written)
     assert "joined" in caplog.text
     told += caplog.text + "\n".join(str(vars(record)) for record in caplog.records)
-    for credential in [*own.shown.values(), *other.shown.values()]:
+    shown_by_kinds = [] if tls else [place.proof(kind) for kind in WorkerKind]
+    for credential in [*own.shown.values(), *other.shown.values(), *shown_by_kinds]:
         assert credential not in told
         assert credential.rpartition("/")[2] not in told
 

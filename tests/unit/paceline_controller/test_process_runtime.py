@@ -46,6 +46,7 @@ def make(run_dir: Path, *, stale_s: float = 60.0, experience: str = "x:1") -> Pr
         worker_id="controller-0",
         run_dir=run_dir,
         experience=experience,
+        insecure=True,
     )
 
     def command(wanted: Wanted, path: Path) -> Sequence[str]:

@@ -156,6 +156,7 @@ async def staged() -> AsyncIterator[Staged]:
             worker_id="env-0",
             experience=experience.address,
             options=options,
+            insecure=True,
             tokenizers=tokenizers,
         )
         speakers = [FakeRollout(speak=speak, pause_s=pause_s) for _ in range(rollouts)]

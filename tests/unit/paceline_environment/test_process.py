@@ -43,6 +43,7 @@ async def test_wrong_settings_are_named(tmp_path: Path) -> None:
         "kind": "environment",
         "worker_id": "e",
         "experience": "x:1",
+        "insecure": True,
         "options": {"slot": 1},
     }
     settings.write_text(json.dumps(document))

@@ -63,6 +63,7 @@ def gateway_settings(run_dir: Path, experience: str, **changes: Any) -> ServiceS
         "grace_s": 3.0,
         "token": TOKEN,
         "options": {"http_port": 0},
+        "insecure": True,
         "tokenizers": {"run_in": "in_process"},  # models of most tests are none
     }
     return ServiceSettings(**(fields | changes))

@@ -62,6 +62,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         run_dir=folder,
         experience="127.0.0.1:1",
         token=TOKEN,
+        insecure=True,
         grace_s=3.0,
         options={"http_port": 0},
     )

@@ -111,7 +111,7 @@ async def test_rest_is_served_with_the_same_certificate(served: Served) -> None:
 
 async def test_https_needs_a_certificate(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"options\.https: needs the certificate of tls"):
-        await serve(settings(tmp_path, experience="127.0.0.1:1"), build)
+        await serve(settings(tmp_path, experience="127.0.0.1:1", insecure=True), build)
 
 
 async def test_a_folder_that_cannot_be_written_does_not_matter(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_a_folder_that_cannot_be_written_does_not_matter(tmp_path: Path) -
         ready.set_result(chassis)
         return await build(chassis)
 
-    changes = {"experience": "127.0.0.1:1", "options": {"http_port": 0}}
+    changes = {"experience": "127.0.0.1:1", "options": {"http_port": 0}, "insecure": True}
     wanted = settings(tmp_path / "file" / "below", **changes)
     serving = asyncio.create_task(serve(wanted, note))
     chassis = await ready

@@ -49,6 +49,7 @@ def settings(run_dir: Path, **changes: Any) -> ServiceSettings:
         "experience": "127.0.0.1:1",
         "token": "pl_bootstrap_of_these_tests",
         "options": {"http_port": 0},
+        "insecure": True,
         "tokenizers": {"run_in": "in_process"},
     }
     return ServiceSettings(**(fields | changes))

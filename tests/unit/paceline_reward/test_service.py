@@ -87,6 +87,7 @@ def settings_for(experience: str, tmp_path: Path, **options: Any) -> ServiceSett
         experience=experience,
         run_dir=tmp_path,
         grace_s=60.0,
+        insecure=True,
         options=options,
     )
 

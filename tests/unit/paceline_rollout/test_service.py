@@ -328,8 +328,9 @@ async def test_a_terminated_process_hands_back_all_that_it_sampled(
     trainer = WeightServer(host="127.0.0.1")
     world = World(ledger, trainer, await trainer.start(), None)
     settings = {"kind": "rollout", "worker_id": "r0", "job_id": "job", "run_dir": str(tmp_path)}
+    settings |= {"experience": f"127.0.0.1:{port}", "insecure": True}
     path = tmp_path / "settings.yaml"
-    path.write_text(json.dumps({**settings, "experience": f"127.0.0.1:{port}"}))
+    path.write_text(json.dumps(settings))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "paceline_rollout", str(path)
     )

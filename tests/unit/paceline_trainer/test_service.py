@@ -43,6 +43,7 @@ def settings_file(folder: Path, address: str, **options: Any) -> Path:
         "experience": address,
         "job_id": "j",
         "grace_s": 120.0,
+        "insecure": True,
         "options": {"incarnation": 1} | options,
     }
     path.write_text(yaml.safe_dump(settings))

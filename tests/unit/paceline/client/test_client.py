@@ -63,6 +63,7 @@ class Gateway:
             options={"http_port": self._http_port},
             tokenizers=TokenizerSettings(run_in="in_process"),
             grace_s=3.0,
+            insecure=True,
         )
         note = self.run_dir / "gateway.json"
         note.unlink(missing_ok=True)

@@ -183,6 +183,7 @@ def test_the_process_logs_it_and_exits(tmp_path: Path) -> None:
         "worker_id": "e",
         "run_dir": str(tmp_path),
         "store_url": "redis://:hush@127.0.0.1:1/0",
+        "insecure": True,
         "options": {"store_wait_s": 1.0},
     }
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))

@@ -1,0 +1,33 @@
+"""`python -m paceline.server.issue_keys FOLDER`: the keys of an installation without certificates.
+
+Writes `FOLDER/KIND/keys.json` for every kind of service, from `FOLDER/secret`, which is created if
+there is none and which no service needs. To replace all keys, delete it and run this again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+from paceline.enums import WorkerKind
+from paceline.transport.service_keys import issue
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files; returns the exit code."""
+    parser = ArgumentParser(prog="python -m paceline.server.issue_keys")
+    parser.add_argument("folder", type=Path, help="where the files are written")
+    folder: Path = parser.parse_args(arguments).folder
+    os.umask(0o077)
+    try:
+        issue(folder, WorkerKind)
+    except OSError as error:
+        print(f"{error.filename or folder}: {error.strerror}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
