@@ -47,9 +47,9 @@ async def code(
     The program is the last fenced block of the response, or all of it. It runs once per test, in
     the sandbox, until one fails. Tests are of three kinds: standard input and output, whose lines
     are compared without trailing blanks; arguments and result of a function, or of a method of the
-    class `Solution`; and assert statements, which run after the program, in its process. All runs
-    together may take the part's `timeout_s`. A response whose program cannot be compiled is a
-    `parse_error`.
+    class `Solution`; and assert statements, whose calls the program evaluates and whose comparisons
+    are made here. All runs together may take the part's `timeout_s`. A response whose program
+    cannot be compiled is a `parse_error`.
 
     Args:
         item: the payload of its task has the tests.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,9 +11,9 @@ from typing import Any
 
 from paceline.errors import InvalidError
 from paceline.plugins import ProgramEnding, ProgramOutcome
+from paceline.rewards.asserts import CALLS, MARK, take_apart
 from paceline.types import Task
 
-_RESULT = "paceline-result:"
 # What `ast.parse` raises for a text that is no program, or one nested too deeply.
 _UNPARSED = (SyntaxError, RecursionError, MemoryError)
 # What follows the program: it reads the arguments, so that they cannot be confused with its text.
@@ -33,7 +31,7 @@ def _paceline_call():
 
 
 _paceline_call()
-"""
+""".replace("{mark}", MARK)
 
 
 class TestStatus(StrEnum):
@@ -60,7 +58,8 @@ def tests_of(task: Task, field: str) -> list[ProgramTest]:
     """The tests in a task's payload.
 
     Raises:
-        InvalidError: it has none, or they are in none of the known forms.
+        InvalidError: it has none, they are in none of the known forms, or an assert cannot be
+            judged outside of the program.
     """
     payload: Any = json.loads(task.payload)
     found: Any = payload.get(field) if isinstance(payload, dict) else None
@@ -68,6 +67,11 @@ def tests_of(task: Task, field: str) -> list[ProgramTest]:
         if isinstance(found, str):  # as columns of data sets have it
             found = json.loads(found) if found.lstrip()[:1] in {"[", "{"} else [found]
         tests = _tests(found)
+    except InvalidError as error:
+        raise InvalidError(
+            f"payload of task {task.task_id!r}: {field!r}: {error}; write it as "
+            '`assert f(1) == 2`, or as {"fn_name": ..., "inputs": [...], "outputs": [...]}'
+        ) from error
     except (ValueError, TypeError, KeyError, AttributeError, *_UNPARSED):
         tests = []
     if not tests:
@@ -123,7 +127,7 @@ def _call(name: str, given: Any, expected: Any) -> ProgramTest:
     stdin = json.dumps([name, arguments]).encode()
 
     def passes(stdout: str) -> bool:
-        _, mark, rest = stdout.rpartition(_RESULT)
+        _, mark, rest = stdout.rpartition(MARK)
         try:
             result = json.loads(rest)
         except (ValueError, RecursionError):
@@ -134,7 +138,7 @@ def _call(name: str, given: Any, expected: Any) -> ProgramTest:
             or (isinstance(expected, list) and len(expected) == 1 and _equal(result, expected[0]))
         )
 
-    return ProgramTest(_CALL.replace("{mark}", _RESULT), stdin, passes)
+    return ProgramTest(_CALL, stdin, passes)
 
 
 def _parsed(text: str) -> Any:
@@ -170,11 +174,8 @@ def _is_close(value: float, expected: float) -> bool:
 
 
 def _assert(statement: str) -> ProgramTest:
-    ast.parse(statement)
-    # A program that ends early has not passed; the word is another one each time.
-    word = secrets.token_hex(16)
-    suffix = f"\n\n{statement}\nprint('\\n{word}')\n"
-    return ProgramTest(suffix, b"", lambda stdout: stdout.rstrip().endswith(word))
+    asserts = take_apart(statement)
+    return ProgramTest(CALLS, asserts.stdin(), asserts.hold)
 
 
 def status_of(test: ProgramTest, outcome: ProgramOutcome) -> TestStatus:
@@ -184,9 +185,7 @@ def status_of(test: ProgramTest, outcome: ProgramOutcome) -> TestStatus:
     if outcome.ending is ProgramEnding.EXITED and not outcome.code:
         passed = test.passes(outcome.stdout.decode(errors="replace"))
         return TestStatus.PASSED if passed else TestStatus.WRONG
-    last = outcome.stderr.rstrip().rpartition(b"\n")[2]
-    is_wrong = outcome.ending is ProgramEnding.EXITED and last.startswith(b"AssertionError")
-    return TestStatus.WRONG if is_wrong else TestStatus.ERROR
+    return TestStatus.ERROR
 
 
 def shares(statuses: Sequence[TestStatus]) -> dict[str, float]:

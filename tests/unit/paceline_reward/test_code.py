@@ -176,10 +176,116 @@ async def test_a_wrong_function_says_why(grade: Grade, program: str, detail: str
     assert score.detail.startswith(f"code: {detail}")
 
 
-async def test_a_program_that_ends_early_has_passed_no_assert(grade: Grade) -> None:
-    tests = ["assert f() == 1"]
-    assert (await grade("def f(): return 2", tests=tests)).reward == 0.0
-    assert (await grade("import os\ndef f(): os._exit(0)", tests=tests)).reward == 0.0
+CHEATS = {
+    "prints a constant of its own": """
+import os, sys
+words = [each for each in sys._getframe().f_code.co_consts if isinstance(each, str)]
+print([each.strip() for each in words if len(each.strip()) == 32][-1], flush=True)
+os._exit(0)
+""",
+    "ends early": "import os\ndef f(x): os._exit(0)",
+    "exits": "raise SystemExit(0)",
+    "equals everything": """
+class Any(int):
+    def __eq__(self, other): return True
+    def __hash__(self): return 0
+def f(x): return Any(1)
+""",
+    "exchanges the functions": "import builtins, json\nlen = all = abs = lambda *a: 7\nf = len",
+    "writes nonsense": "print('paceline-result:[[[]], {}]', flush=True); import os; os._exit(0)",
+    "searches": """
+import gc, sys
+def f(x):
+    def inside(value, depth=0):
+        if isinstance(value, (int, str)):
+            return [1] * ("1234567" in str(value)[::-1])
+        if depth < 3 and isinstance(value, dict):
+            value = list(value.values())
+        if depth < 3 and isinstance(value, (list, tuple, set)):
+            return [hit for each in value for hit in inside(each, depth + 1)]
+        return []
+    frame, places = sys._getframe(), list(gc.get_objects())
+    while frame:
+        places += [frame.f_globals, frame.f_code.co_consts]
+        frame = frame.f_back
+    places = [each for each in places if isinstance(each, (dict, list, tuple, set))]
+    found = inside(places) or inside([sys.stdin.read()])
+    return int(str(1234567)[::-1]) if found else 0
+""",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+async def test_the_judge_of_asserts_is_out_of_reach(grade: Grade, cheat: str) -> None:
+    score = await grade(CHEATS[cheat], tests=["assert f(1) == 7654321"])
+    assert (score.reward, score.status) == (0.0, ScoreStatus.OK), score.detail
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["assert f(1) == 7654321"],
+        {"fn_name": "f", "inputs": [[1]], "outputs": [7654321]},
+        {"inputs": ["1"], "outputs": ["7654321"]},
+    ],
+)
+async def test_what_is_expected_is_nowhere_in_the_process(grade: Grade, tests: Any) -> None:
+    """The search does find what is there: the arguments of a call."""
+    search = CHEATS["searches"]
+    score = await grade(search + "\nprint(f(1))", tests=tests)
+    assert (score.reward, score.status) == (0.0, ScoreStatus.OK), score.detail
+    shown = ["assert f(1) == 7654321 and f(7654321) == 7654321"]
+    assert (await grade(search, tests=shown)).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "assert f((1, 2)) == (1, 2)",
+        "assert f(True) is True and f(None) is None",
+        "assert not f(0), 'a message'",
+        "assert f(3) is 3",
+        "assert set(f([2, 1])) == {1, 2}",
+        "assert sorted(f([2, 1]), key=lambda each: -each) == [2, 1]",
+        "import math\nassert math.isclose(f(0.1) + 0.2, 0.3, rel_tol=1e-9)",
+        "assert abs(f(0.5) - 0.25) <= 1 / 4",
+        "x = [3, 1]\nx.sort()\nassert f(x) == [1, 3]",
+        "x = [3, 1]\nf(x).sort()\nassert x == [1, 3]",
+        "expected = {'a': [1, 2.5]}\nassert f({'a': [1, 2.5]}) == expected",
+        "from collections import Counter\nassert f(Counter('aab')) == {'a': 2, 'b': 1}",
+        "assert list(f(iter('ab'))) == ['a', 'b'] and f(b'x') == b'x'",
+        "assert f(range(3)) == range(3) and 2 in f({1, 2}) and f(1j) == 1j",
+        "assert [f(each) for each in range(2)] == [0] + [1] * 1",
+        "assert 1 <= f(2) < 3\nassert f(1) != 2",
+        "assert f(float('inf')) == float('inf') and f(2**70) == 2**70",
+        "assert isinstance(f('x'), str) and type(f(1)) == int and f('é').upper() == 'É'",
+    ],
+)
+async def test_asserts_are_judged_as_python_judges_them(grade: Grade, statements: str) -> None:
+    assert (await grade("def f(x): return x", tests=[statements])).detail == ""
+    wrong = await grade("def f(x): return [x, 9]", tests=[statements])
+    assert (wrong.reward, wrong.status) == (0.0, ScoreStatus.OK)
+
+
+@pytest.mark.parametrize(
+    ("statements", "reason"),
+    [
+        ("assert f(1) == g(1)", "'f(1) == g(1)' compares what the program computes"),
+        ("assert all(f(x) == x for x in [1])", "cannot be evaluated outside of the program"),
+        ("try:\n    assert f(1)\nexcept ValueError: pass", "is not on its own"),
+        ("def check(f):\n    assert f(1)\ncheck(f)", "is not on its own"),
+        ("f(1)", "it has no assert statement"),
+        ("assert 1 == 1", "calls nothing of the program"),
+        ("assert f'{f(1)}' == '1'", "cannot be evaluated outside of the program"),
+    ],
+)
+async def test_an_assert_that_cannot_be_taken_apart_is_refused(
+    grade: Grade, statements: str, reason: str
+) -> None:
+    score = await grade("def f(x): return x", tests=[statements])
+    assert (score.reward, score.status) == (0.0, ScoreStatus.INFRA_ERROR)
+    assert "payload of task 't': 'tests': " in score.detail
+    assert reason in score.detail
 
 
 async def test_with_partial_the_score_tells_what_became_of_the_tests(grade: Grade) -> None:
