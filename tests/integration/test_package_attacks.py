@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import shutil
 import stat
@@ -22,11 +23,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.code.install import InstallError
+from paceline.code.install import FETCHER, UNPACKER, InstallError
 from paceline.code.packages import Packages
 from paceline.config.packages import PackageSettings
 from paceline.errors import PacelineError
-from paceline_harness.package_index import PackageIndex, serving
+from paceline_harness.servers.package_index import PackageIndex, serving
 from paceline_harness.wheels import write_wheel
 
 MIB = 1 << 20
@@ -497,6 +498,32 @@ def test_what_handles_wheels_reaches_nothing_else(
     assert (set(said.stdout.split()), said.stderr) == ({"True"}, "")
     assert secret.exists()
     assert (inside / "written").exists()
+
+
+WITHOUT_LANDLOCK = """
+import errno, runpy, sys
+import pyseccomp as lib
+
+calls = lib.SyscallFilter(lib.ALLOW)
+calls.add_rule(lib.ERRNO(errno.ENOSYS), "landlock_create_ruleset")
+calls.load()
+runpy.run_module(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", [FETCHER, UNPACKER])
+def test_where_nothing_contains_it_no_package_is_handled(tmp_path: Path, module: str) -> None:
+    hold = {"parent": os.getpid(), "file_bytes": MIB, "cpu_s": 60}
+    request: dict[str, object] = {"into": str(tmp_path), "hold": hold, "wheels": [], "own": []}
+    request |= {"requirements": ["leaf"], "constraints": [], "sources": {}, "most_bytes": MIB}
+    said = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LANDLOCK, module],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+    )
+    assert said.stderr == ""
+    assert "no Landlock" in json.loads(said.stdout)["error"]
 
 
 async def test_an_installed_set_needs_no_index(target: Range) -> None:

@@ -24,7 +24,7 @@ from paceline.code.wheels.messages import (
     UnpackRequest,
     WheelsReply,
 )
-from paceline.code.wheels.sources import CERTIFICATES, Sources, without_credentials
+from paceline.code.wheels.sources import CERTIFICATES, WheelSources, without_credentials
 from paceline.config.packages import PackageSettings
 from paceline.errors import UnavailableError
 
@@ -70,7 +70,7 @@ class Installation:
         return cls(folder, settings, now + settings.timeout_s)
 
     async def fetch(
-        self, requirements: Sequence[str], *, own: Sequence[LocalWheel], sources: Sources
+        self, requirements: Sequence[str], *, own: Sequence[LocalWheel], sources: WheelSources
     ) -> tuple[LocalWheel, ...]:
         """Resolve requirements; returns the wheels that they need, in the folder.
 

@@ -29,7 +29,7 @@ from paceline.code.install import Installation, InstallError, shared_versions
 from paceline.code.package_cache import ALL, DRAFT, PackageCache, PackageQuotaError, lock_of
 from paceline.code.requirements import REQUIREMENTS, WHEELS, parse
 from paceline.code.wheels.messages import LocalWheel
-from paceline.code.wheels.sources import Sources
+from paceline.code.wheels.sources import WheelSources
 from paceline.code.wheels.wheel import WheelName
 from paceline.config.packages import PackageSettings
 from paceline.digest import digest_of, digest_of_file
@@ -49,7 +49,7 @@ class WantedPackages:
 
     requirements: tuple[str, ...]
     own: tuple[LocalWheel, ...]  # of the code
-    sources: Sources
+    sources: WheelSources
     inputs: str  # the digest of all that decides which wheels these are, but what indexes have
 
     @classmethod
@@ -65,7 +65,7 @@ class WantedPackages:
         if not requirements:
             return None
         own = _own_wheels(code / WHEELS)
-        sources = Sources.read(settings, os.environ)
+        sources = WheelSources.read(settings, os.environ)
         inputs = {
             "requirements": requirements,
             "wheels": [[each.path.name, each.digest] for each in own],
@@ -254,7 +254,7 @@ class Packages:
         """Install beside the target, and move there what is complete."""
         draft = cache.root / f"{DRAFT}{wanted.inputs}"
         shutil.rmtree(draft, ignore_errors=True)  # of a worker that was killed
-        draft.mkdir()
+        draft.mkdir(mode=0o700)
         try:
             work = Installation.begin(draft, self._settings)
             wheels = await work.fetch(wanted.requirements, own=wanted.own, sources=wanted.sources)

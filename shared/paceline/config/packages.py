@@ -19,9 +19,9 @@ class PackageSettings(StrictModel):
     install: bool = True
     """If false, code with a `requirements.txt` is refused."""
     index_url: str = Field(default="", repr=False)
-    """Of the packages (`pip --index-url`); that of pip's own configuration if empty."""
+    """Of the packages; `index-url` of pip's configuration if empty, or PyPI."""
     no_index: bool = False
-    """Install only from the folder `wheels` of the code (`pip --no-index`)."""
+    """Install only from the folder `wheels` of the code, whatever pip's configuration says."""
     folder: Path | None = None
     """Where installed packages are kept; if null, a folder of this user in the temporary one."""
     timeout_s: float = Field(default=300.0, gt=0, le=3600)

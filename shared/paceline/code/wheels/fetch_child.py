@@ -20,10 +20,10 @@ from packaging.utils import canonicalize_name
 from unearth import Link
 
 from paceline.code.wheels.errors import FetchError
-from paceline.code.wheels.index import Index, Offer
+from paceline.code.wheels.index import WheelIndex, WheelOffer
 from paceline.code.wheels.messages import FETCH, REPLY, FetchRequest, LocalWheel, WheelsReply
 from paceline.code.wheels.resolve import CONSTRAINTS, REQUIREMENTS, Ask, Hashes, resolve
-from paceline.code.wheels.sources import CERTIFICATES, Sources, without_credentials
+from paceline.code.wheels.sources import CERTIFICATES, WheelSources, without_credentials
 from paceline.code.wheels.wheel import WheelMetadata, WheelName, read_wheel
 from paceline.errors import InvalidError, UnavailableError
 
@@ -36,25 +36,25 @@ _OF_THE_NETWORK = (
 )
 
 
-class _Shelf:
+class _FetchedWheels:
     """The job's own wheels, and those of the index; what it fetches is written to a folder."""
 
     def __init__(self, request: FetchRequest) -> None:
-        self._index = Index(request.sources)
+        self._index = WheelIndex(request.sources)
         self._into, self._most_bytes = request.into, request.most_bytes
         self._own = _own_offers(request.own)
-        self._offers: dict[str, list[Offer]] = {}
+        self._offers: dict[str, list[WheelOffer]] = {}
         self._metadata: dict[Path | Link, WheelMetadata] = {}
         self._here: dict[Path | Link, tuple[Path, WheelMetadata, int]] = {}
 
-    def offers(self, project: str) -> Sequence[Offer]:
+    def offers(self, project: str) -> Sequence[WheelOffer]:
         """Of a project; the code's own ones come first."""
         if project not in self._offers:
             own = [each for each in self._own if each.name.project == project]
             self._offers[project] = own + self._index.offers(project)
         return self._offers[project]
 
-    def metadata(self, offer: Offer) -> WheelMetadata:
+    def metadata(self, offer: WheelOffer) -> WheelMetadata:
         """What a wheel needs, without fetching it if the index has that beside it."""
         if offer.place not in self._metadata:
             beside = self._index.metadata(offer.place) if isinstance(offer.place, Link) else None
@@ -65,7 +65,7 @@ class _Shelf:
             )
         return self._metadata[offer.place]
 
-    def take(self, offers: Sequence[Offer], hashes: Hashes) -> Iterator[LocalWheel]:
+    def take(self, offers: Sequence[WheelOffer], hashes: Hashes) -> Iterator[LocalWheel]:
         """Fetch those that were chosen, and compare them with all that was said of them."""
         left = self._most_bytes
         for offer in offers:
@@ -82,7 +82,7 @@ class _Shelf:
         """Of places that could not be read."""
         return self._index.problems()
 
-    def _fetched(self, offer: Offer) -> tuple[Path, WheelMetadata, int]:
+    def _fetched(self, offer: WheelOffer) -> tuple[Path, WheelMetadata, int]:
         """The wheel here, what it needs, and its unpacked size."""
         if offer.place not in self._here:
             folder = self._into / str(len(self._here))
@@ -118,7 +118,7 @@ def fetch(request: FetchRequest) -> WheelsReply:
             hashes[asks[-1].project] = hashes.get(asks[-1].project, frozenset()) | allowed
     of_projects: Hashes = {canonicalize_name(name): each for name, each in hashes.items()}
     constraints = [Ask(Requirement(each), CONSTRAINTS) for each in request.constraints]
-    shelf = _Shelf(request)
+    shelf = _FetchedWheels(request)
     try:
         offers = resolve(asks, constraints=constraints, hashes=of_projects, shelf=shelf)
         return WheelsReply(tuple(shelf.take(offers, of_projects)))
@@ -141,15 +141,15 @@ def main() -> None:
     sys.stdout.buffer.write(REPLY.dump_json(reply))
 
 
-def _own_offers(wheels: Sequence[LocalWheel]) -> list[Offer]:
+def _own_offers(wheels: Sequence[LocalWheel]) -> list[WheelOffer]:
     """The job's wheels that this interpreter can import, the best of each version first."""
     ranks = {tag: rank for rank, tag in enumerate(sys_tags())}
-    offers: list[tuple[int, Offer]] = []
+    offers: list[tuple[int, WheelOffer]] = []
     for each in wheels:
         name = WheelName.parse(each.path.name)
         fitting = [ranks[tag] for tag in name.tags if tag in ranks]
         if fitting:
-            offers.append((min(fitting), Offer(name, each.path, {"sha256": each.digest})))
+            offers.append((min(fitting), WheelOffer(name, each.path, {"sha256": each.digest})))
     offers.sort(key=lambda pair: pair[1].name.build, reverse=True)
     return [offer for _, offer in sorted(offers, key=lambda pair: pair[0])]
 
@@ -169,14 +169,14 @@ def _digest(algorithm: str, path: Path) -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def _of_the_network(sources: Sources) -> Iterator[Path]:
+def _of_the_network(sources: WheelSources) -> Iterator[Path]:
     """What is read to reach indexes, and their folders."""
     yield from map(Path, _OF_THE_NETWORK)
     defaults = ssl.get_default_verify_paths()
     named = [os.environ.get(name) for name in (*CERTIFICATES, "SSL_CERT_DIR", "NETRC")]
     files = [sources.certificates, sources.client_certificate, defaults.cafile, defaults.capath]
     yield from (Path(each) for each in (*named, *files) if each)
-    yield Path.home() / ".netrc"
+    yield Path(os.environ.get("HOME", "/"), ".netrc")
     yield from sources.folders()
 
 

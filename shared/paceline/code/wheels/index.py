@@ -18,7 +18,7 @@ from unearth.collector import is_secure_origin
 from unearth.fetchers import Fetcher, PyPIClient
 
 from paceline.code.wheels.errors import FetchError
-from paceline.code.wheels.sources import Sources, without_credentials
+from paceline.code.wheels.sources import WheelSources, without_credentials
 from paceline.code.wheels.wheel import MOST_METADATA_BYTES, WheelName
 
 _TIMEOUT_S = 15.0
@@ -29,7 +29,7 @@ _HASHES = ("sha512", "sha384", "sha256", "sha224", "sha1", "md5")  # the stronge
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class WheelOffer:
     """A wheel that can be had: a file of the job's code, or a link of an index."""
 
     name: WheelName
@@ -38,10 +38,10 @@ class Offer:
     is_yanked: bool = False
 
 
-class Index:
-    """All places that `Sources` names; nothing if it names none."""
+class WheelIndex:
+    """All places that `WheelSources` names; nothing if it names none."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: WheelSources) -> None:
         self._problems = _Problems()
         self._folders = [path.resolve() for path in sources.folders()]
         self._client: Fetcher | None = None
@@ -59,13 +59,13 @@ class Index:
         """What was wrong with the last places that could not be read."""
         return self._problems.last(_SHOWN_PROBLEMS)
 
-    def offers(self, project: str) -> list[Offer]:
+    def offers(self, project: str) -> list[WheelOffer]:
         """All wheels of a project that fit this interpreter, the best first."""
         if self._finder is None or self._client is None:
             return []
         links = [each.link for each in self._finder.find_all_packages(project, allow_yanked=True)]
         return [
-            Offer(WheelName.parse(link.filename), link, _hashes(link), link.is_yanked)
+            WheelOffer(WheelName.parse(link.filename), link, _hashes(link), link.is_yanked)
             for link in links
             if self._may_be_read(link, self._client)
         ]
@@ -166,7 +166,7 @@ class _Problems(logging.Handler):
         return [*self._lines][-most:]
 
 
-def _client(sources: Sources) -> Fetcher:
+def _client(sources: WheelSources) -> Fetcher:
     unearth.auth.KEYRING_DISABLED = True  # a program of another package
     verify: ssl.SSLContext | bool = True
     if sources.certificates or sources.client_certificate:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from paceline.code.wheels.held import Hold
-from paceline.code.wheels.sources import Sources
+from paceline.code.wheels.sources import WheelSources
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class FetchRequest:
     requirements: tuple[str, ...]  # lines with `--hash`
     constraints: tuple[str, ...]
     own: tuple[LocalWheel, ...]  # of the job's code
-    sources: Sources
+    sources: WheelSources
     into: Path
     most_bytes: int  # of all wheels, packed and unpacked
     hold: Hold

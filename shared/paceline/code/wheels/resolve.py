@@ -17,7 +17,7 @@ from resolvelib import AbstractProvider, BaseReporter, ResolutionImpossible, Res
 from resolvelib.resolvers import RequirementInformation, ResolutionTooDeep
 
 from paceline.code.wheels.errors import FetchError
-from paceline.code.wheels.index import Offer
+from paceline.code.wheels.index import WheelOffer
 from paceline.code.wheels.wheel import MetadataError, WheelMetadata
 
 REQUIREMENTS = "requirements.txt"
@@ -26,14 +26,14 @@ _MOST_ROUNDS = 100_000
 _SHOWN_VERSIONS, _SHOWN_CAUSES = 20, 8
 
 
-class Shelf(Protocol):
+class KnownWheels(Protocol):
     """Where wheels and what they say of themselves come from."""
 
-    def offers(self, project: str) -> Sequence[Offer]:
+    def offers(self, project: str) -> Sequence[WheelOffer]:
         """All wheels of a project that this interpreter can import, the best first."""
         ...
 
-    def metadata(self, offer: Offer) -> WheelMetadata:
+    def metadata(self, offer: WheelOffer) -> WheelMetadata:
         """What a wheel needs.
 
         Raises:
@@ -61,10 +61,10 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class WheelCandidate:
     """A wheel with some of its extras."""
 
-    offer: Offer
+    offer: WheelOffer
     extras: frozenset[NormalizedName]
 
     @property
@@ -73,13 +73,13 @@ class Candidate:
         return self.offer.name.version
 
 
-Information = RequirementInformation[Ask, Candidate]
+Information = RequirementInformation[Ask, WheelCandidate]
 Hashes = Mapping[NormalizedName, frozenset[str]]  # `ALGORITHM:DIGEST`; those of none are empty
 
 
 def resolve(
-    asks: Sequence[Ask], *, constraints: Sequence[Ask], hashes: Hashes, shelf: Shelf
-) -> list[Offer]:
+    asks: Sequence[Ask], *, constraints: Sequence[Ask], hashes: Hashes, shelf: KnownWheels
+) -> list[WheelOffer]:
     """Wheels for all requirements and what these need, one of each project.
 
     `constraints`: versions of projects, if they are needed. `hashes`: if there are any, each
@@ -102,9 +102,9 @@ def resolve(
     return list({each.offer.name.file: each.offer for each in found.mapping.values()}.values())
 
 
-class _Provider(AbstractProvider[Ask, Candidate, str]):
+class _Provider(AbstractProvider[Ask, WheelCandidate, str]):
     def __init__(
-        self, asks: Sequence[Ask], constraints: Sequence[Ask], hashes: Hashes, shelf: Shelf
+        self, asks: Sequence[Ask], constraints: Sequence[Ask], hashes: Hashes, shelf: KnownWheels
     ) -> None:
         self._order = {ask.project: number for number, ask in reversed([*enumerate(asks)])}
         self._constraints = [ask for ask in constraints if _holds(ask.requirement, frozenset())]
@@ -112,7 +112,7 @@ class _Provider(AbstractProvider[Ask, Candidate, str]):
         self._shelf = shelf
         self._skipped: dict[str, None] = {}
 
-    def identify(self, requirement_or_candidate: Ask | Candidate) -> str:
+    def identify(self, requirement_or_candidate: Ask | WheelCandidate) -> str:
         """`NAME`, or `NAME[EXTRA,…]`, which needs what `NAME` does and more."""
         either = requirement_or_candidate
         if isinstance(either, Ask):
@@ -122,8 +122,8 @@ class _Provider(AbstractProvider[Ask, Candidate, str]):
     def get_preference(
         self,
         identifier: str,
-        resolutions: Mapping[str, Candidate],
-        candidates: Mapping[str, Iterator[Candidate]],
+        resolutions: Mapping[str, WheelCandidate],
+        candidates: Mapping[str, Iterator[WheelCandidate]],
         information: Mapping[str, Iterator[Information]],
         backtrack_causes: Sequence[Information],
     ) -> tuple[Any, ...]:
@@ -139,8 +139,8 @@ class _Provider(AbstractProvider[Ask, Candidate, str]):
         self,
         identifier: str,
         requirements: Mapping[str, Iterator[Ask]],
-        incompatibilities: Mapping[str, Iterator[Candidate]],
-    ) -> Callable[[], Iterator[Candidate]]:
+        incompatibilities: Mapping[str, Iterator[WheelCandidate]],
+    ) -> Callable[[], Iterator[WheelCandidate]]:
         """Candidates for all requirements of a project, the best version first."""
         asks = [*requirements[identifier]]
         project = asks[0].project
@@ -151,11 +151,11 @@ class _Provider(AbstractProvider[Ask, Candidate, str]):
         offers = [each for each in self._fitting(project, asks) if each.name.version not in bad]
         return partial(self._readable, offers, extras)
 
-    def is_satisfied_by(self, requirement: Ask, candidate: Candidate) -> bool:
+    def is_satisfied_by(self, requirement: Ask, candidate: WheelCandidate) -> bool:
         """Whether its version is one of those required."""
         return requirement.requirement.specifier.contains(candidate.version, prereleases=True)
 
-    def get_dependencies(self, candidate: Candidate) -> Iterable[Ask]:
+    def get_dependencies(self, candidate: WheelCandidate) -> Iterable[Ask]:
         """What a wheel needs here with these extras."""
         name = candidate.offer.name
         by = f"{_identity(name.project, candidate.extras)} {name.version}"
@@ -194,22 +194,22 @@ class _Provider(AbstractProvider[Ask, Candidate, str]):
         wants = [str(each) for each in self._constraints_of(ask.project)]
         return "; ".join([f"{text}: there is {shown}", *wants])
 
-    def _fitting(self, project: NormalizedName, asks: Sequence[Ask]) -> list[Offer]:
+    def _fitting(self, project: NormalizedName, asks: Sequence[Ask]) -> list[WheelOffer]:
         """The best wheel of each version that requirements, constraints and hashes allow."""
         wanted = SpecifierSet()
         for ask in (*asks, *self._constraints_of(project)):
             wanted &= ask.requirement.specifier
         if self._hashes:
             self._check_hashed(project, asks)
-        offers = self._offers(project)
-        if not (_is_pinned(wanted) and all(each.is_yanked for each in offers)):
-            offers = [each for each in offers if not each.is_yanked]
-        best: dict[Version, Offer] = {}
-        for each in offers:
+        best: dict[Version, WheelOffer] = {}
+        for each in self._offers(project):
             best.setdefault(each.name.version, each)
-        return [best[version] for version in wanted.filter(sorted(best, reverse=True))]
+        fitting = [best[version] for version in wanted.filter(sorted(best, reverse=True))]
+        if _is_pinned(wanted) and all(each.is_yanked for each in fitting):
+            return fitting
+        return [each for each in fitting if not each.is_yanked]
 
-    def _offers(self, project: NormalizedName) -> list[Offer]:
+    def _offers(self, project: NormalizedName) -> list[WheelOffer]:
         """Those of a project whose hash may be a required one."""
         allowed = self._hashes.get(project, frozenset())
         return [each for each in self._shelf.offers(project) if _may_have(each, allowed)]
@@ -226,8 +226,8 @@ class _Provider(AbstractProvider[Ask, Candidate, str]):
         return [each for each in self._constraints if each.project in projects]
 
     def _readable(
-        self, offers: Sequence[Offer], extras: frozenset[NormalizedName]
-    ) -> Iterator[Candidate]:
+        self, offers: Sequence[WheelOffer], extras: frozenset[NormalizedName]
+    ) -> Iterator[WheelCandidate]:
         """Those whose metadata can be read, and that are for this version of Python."""
         python = default_environment()["python_full_version"]
         for offer in offers:
@@ -237,7 +237,7 @@ class _Provider(AbstractProvider[Ask, Candidate, str]):
                 self._skipped[error.message] = None
                 continue
             if metadata.requires_python.contains(python, prereleases=True):
-                yield Candidate(offer, extras)
+                yield WheelCandidate(offer, extras)
             else:
                 needed = f"{offer.name.file} requires Python {metadata.requires_python}"
                 self._skipped[f"{needed}; here it is {python}"] = None
@@ -261,7 +261,7 @@ def _is_pinned(specifiers: SpecifierSet) -> bool:
     )
 
 
-def _may_have(offer: Offer, allowed: frozenset[str]) -> bool:
+def _may_have(offer: WheelOffer, allowed: frozenset[str]) -> bool:
     """Whether its hash is an allowed one, or not known yet."""
     if not allowed:
         return True

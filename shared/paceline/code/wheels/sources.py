@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -29,19 +29,19 @@ class SourcesError(UnavailableError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class WheelSources:
     """Indexes, folders and pages with wheels, and how to reach them."""
 
-    index_urls: tuple[str, ...] = ()  # may have credentials
-    find_links: tuple[str, ...] = ()  # folders, and addresses of pages or wheels
+    index_urls: tuple[str, ...] = field(default=(), repr=False)  # may have credentials
+    find_links: tuple[str, ...] = field(default=(), repr=False)  # folders, pages or wheels
     trusted_hosts: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()  # of the operator, as requirements
     certificates: str = ""  # a file; empty: those of certifi
     client_certificate: str = ""
-    proxy: str = ""
+    proxy: str = field(default="", repr=False)
 
     @classmethod
-    def read(cls, settings: PackageSettings, environment: Mapping[str, str]) -> Sources:
+    def read(cls, settings: PackageSettings, environment: Mapping[str, str]) -> WheelSources:
         """Settings of the installation first, then `PIP_*` and the files that pip reads.
 
         Raises:

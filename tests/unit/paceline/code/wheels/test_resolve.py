@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from paceline.code.wheels.errors import FetchError
-from paceline.code.wheels.index import Offer
+from paceline.code.wheels.index import WheelOffer
 from paceline.code.wheels.resolve import CONSTRAINTS, REQUIREMENTS, Ask, Hashes, resolve
 from paceline.code.wheels.wheel import MetadataError, WheelMetadata, WheelName
 
@@ -32,13 +32,13 @@ class Wheels:
         self.hashes: dict[str, str] = {}
         self._needs = needs
 
-    def offers(self, project: str) -> list[Offer]:
+    def offers(self, project: str) -> list[WheelOffer]:
         """Of a project, the best first."""
         named = [each.split() for each in self._needs]
         versions = sorted((Version(v) for name, v in named if name == project), reverse=True)
         names = [WheelName.parse(f"{project}-{each}-py3-none-any.whl") for each in versions]
         return [
-            Offer(
+            WheelOffer(
                 name,
                 Path(name.file),
                 {"sha256": self.hashes.get(str(name.version), "0" * 64)},
@@ -47,7 +47,7 @@ class Wheels:
             for name in names
         ]
 
-    def metadata(self, offer: Offer) -> WheelMetadata:
+    def metadata(self, offer: WheelOffer) -> WheelMetadata:
         """What a wheel needs."""
         key = f"{offer.name.project} {offer.name.version}"
         if key in self.broken:
@@ -144,11 +144,12 @@ def test_pre_releases_are_taken_if_asked_for_or_if_there_is_nothing_else(
     assert chosen(wheels, requirement) == {"app": version}
 
 
-def test_a_yanked_version_is_taken_only_if_it_is_pinned_and_there_is_no_other() -> None:
+def test_a_yanked_version_is_taken_only_if_it_is_pinned() -> None:
     wheels = Wheels({"app 1.0": [], "app 2.0": [], "lone 3.0": []})
     wheels.yanked = {"2.0", "3.0"}
     assert chosen(wheels, "app") == {"app": "1.0"}
-    assert "No matching distribution found for app==2.0" in refused(wheels, "app==2.0")
+    assert chosen(wheels, "app==2.0") == {"app": "2.0"}
+    assert "No matching distribution found for app>1" in refused(wheels, "app>1")
     assert chosen(wheels, "lone==3.0") == {"lone": "3.0"}
     assert "No matching distribution found for lone" in refused(wheels, "lone")
 

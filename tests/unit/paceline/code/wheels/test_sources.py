@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from paceline.code.wheels.sources import PYPI, Sources, SourcesError, without_credentials
+from paceline.code.wheels.sources import PYPI, SourcesError, WheelSources, without_credentials
 from paceline.config.packages import PackageSettings
 
 
-def sources(environment: dict[str, str], **settings: object) -> Sources:
+def sources(environment: dict[str, str], **settings: object) -> WheelSources:
     """With these variables, and no file of this machine unless they name one."""
     named = {"PIP_CONFIG_FILE": os.devnull} | environment
-    return Sources.read(PackageSettings.model_validate(settings), named)
+    return WheelSources.read(PackageSettings.model_validate(settings), named)
 
 
 def test_without_any_configuration_it_is_pypi() -> None:
-    assert sources({}) == Sources(index_urls=(PYPI,))
+    assert sources({}) == WheelSources(index_urls=(PYPI,))
 
 
 def test_settings_of_the_installation_win_over_those_of_pip() -> None:
@@ -30,7 +30,7 @@ def test_settings_of_the_installation_win_over_those_of_pip() -> None:
 
 def test_no_index_of_the_installation_leaves_only_the_wheels_of_the_code(tmp_path: Path) -> None:
     found = sources({"PIP_FIND_LINKS": str(tmp_path)}, no_index=True)
-    assert found == Sources()
+    assert found == WheelSources()
 
 
 def test_no_index_of_pip_leaves_its_folders(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_constraints_of_pip_hold(tmp_path: Path) -> None:
 
 def test_folders_are_what_may_be_read(tmp_path: Path) -> None:
     index, wheels = tmp_path / "index" / "simple", tmp_path / "wheels of ours"
-    found = Sources(
+    found = WheelSources(
         index_urls=(index.as_uri(), "https://a/simple"),
         find_links=(wheels.as_uri(), str(wheels), "https://a/b"),
     )

@@ -7,7 +7,7 @@ import hashlib
 import html
 import json
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,8 +32,8 @@ class PackageIndex:
     yanked: set[str] = field(default_factory=set[str])
     requires_python: dict[str, str] = field(default_factory=dict[str, str])
     wrong_hash: set[str] = field(default_factory=set[str])
+    page: bytes = b""  # of every project, instead of a list of files
     asked: list[str] = field(default_factory=list[str])  # paths
-    on_request: Callable[[], object] = lambda: None
 
     @property
     def private_url(self) -> str:
@@ -51,7 +51,7 @@ class PackageIndex:
 
     def html_of(self, project: str) -> bytes:
         """A page as PEP 503 has it."""
-        return "".join(self._anchor(each) for each in self.files_of(project)).encode()
+        return self.page or "".join(self._anchor(each) for each in self.files_of(project)).encode()
 
     def json_of(self, project: str) -> bytes:
         """A page as PEP 691 has it."""
@@ -95,7 +95,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a page or a file."""
         self.index.asked.append(self.path)
-        self.index.on_request()
         expected = base64.b64encode(self.index.credentials.encode()).decode()
         if self.index.credentials and self.headers["Authorization"] != f"Basic {expected}":
             self.send_response(401)
