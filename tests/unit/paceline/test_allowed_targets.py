@@ -34,8 +34,14 @@ JOB: dict[str, Any] = {
     "reward": ["exact"],
 }
 _LIKE = st.sampled_from([*sorted(LISTED.targets), "exact", "ppo_clip", "os:system", "a.b:c"])
+
+
+def _edited(name: str, at: int, text: str, cut: int) -> str:
+    return name[:at] + text + name[at + cut :]
+
+
 _NEAR = st.builds(
-    lambda name, at, text, cut: name[:at] + text + name[at + cut :],
+    _edited,
     _LIKE,
     st.integers(0, 20),
     st.text(max_size=2) | st.sampled_from([".", ":", " ", "\n", "\u200b", "\uff1a", "__class__"]),

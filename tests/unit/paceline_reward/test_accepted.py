@@ -44,7 +44,7 @@ class Records(jobs_pb2_grpc.JobsServicer):
 
 @pytest.fixture
 def records() -> Records:
-    return Records()
+    return Records()  # pyright: ignore[reportAbstractUsage]
 
 
 @pytest.fixture
