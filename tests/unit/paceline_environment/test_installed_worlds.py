@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +22,7 @@ from paceline.config import parse_job
 from paceline.config.packages import PackageSettings
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.environments.gymnasium.tasks import GymnasiumTasks
+from paceline.environments.reasoning_gym.tasks import ReasoningGymTasks
 from paceline.errors import ConfigError, InvalidError
 from paceline.fair_queue import NO_OWNER, QueueOwner
 from paceline.sandbox import landlock
@@ -119,6 +121,36 @@ async def test_gymnasium_is_played_in_a_sealed_process(worlds: JobWorlds) -> Non
             (1, True)
         ]
         await each.close()
+
+
+EVALUATING = [
+    *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "puzzle24"),
+    *("polynomial_multiplication", "simple_integration", "spiral_matrix", "string_insertion"),
+]
+
+
+@sealed
+async def test_a_reply_that_is_evaluated_is_evaluated_in_a_sealed_process(
+    worlds: JobWorlds, tmp_path: Path
+) -> None:
+    """Data sets of reasoning_gym evaluate replies as Python, and a job brings the weights."""
+    pytest.importorskip("reasoning_gym")
+    make = worlds_of("job", job("reasoning_gym"), worlds, {})
+    deed = tmp_path / "deed"
+    call = f"__import__('os').system('touch {deed}')"
+    for name in EVALUATING:
+        for reply in (call, f"[{call}]"):
+            world = make(dataset=name, extract="whole")
+            await world.reset(ReasoningGymTasks(0, dataset=name, size=4)[0], 0)
+            with suppress(WorldError):  # of what cannot be evaluated
+                assert (await world.step(reply)).done
+            await world.close()
+            assert not deed.exists(), name
+    world = make(dataset="chain_sum", extract="whole")
+    task = ReasoningGymTasks(0, dataset="chain_sum", size=4)[0]
+    await world.reset(task, 0)
+    assert (await world.step(json.loads(task.payload)["answer"])).reward == 1.0
+    await world.close()
 
 
 @sealed
