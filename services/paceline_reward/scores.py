@@ -8,9 +8,11 @@ from typing import Any
 
 from paceline.enums import ScoreStatus
 from paceline.plugins import RewardInput, RewardTurn
+from paceline.text import MAX_NAME, encodable, is_name
 from paceline.types import Score, Task
 
 MAX_DETAIL = 500
+MAX_PARTS = 100
 
 
 def as_score(value: Any) -> Score:
@@ -24,36 +26,36 @@ def as_score(value: Any) -> Score:
         return infra_error(f"returned {type(value).__name__}, neither a number nor a Score")
     try:
         reward = float(value.reward)
-        parts = {_text(name): float(part) for name, part in value.parts.items()}
+        parts = {str(name): float(part) for name, part in value.parts.items()}
         status = ScoreStatus(value.status)
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         return infra_error(f"returned a Score with wrong fields: {error}")
+    if (wrong := next((name for name in parts if not is_name(name)), None)) is not None:
+        return infra_error(f"returned a part {wrong[:40]!r}: 1 to {MAX_NAME} printable characters")
+    if len(parts) > MAX_PARTS:
+        return infra_error(f"returned {len(parts)} parts; at most {MAX_PARTS} are allowed")
     if not math.isfinite(reward) or not all(map(math.isfinite, parts.values())):
         return infra_error(f"returned {reward!r} with parts {parts!r}, not finite")
     return Score(
         reward=reward,
         parts=parts,
         status=status,
-        raw_answer=_text(value.raw_answer),
-        normalised_answer=_text(value.normalised_answer),
-        detail=_text(value.detail)[:MAX_DETAIL],
+        raw_answer=encodable(str(value.raw_answer)),
+        normalised_answer=encodable(str(value.normalised_answer)),
+        detail=encodable(str(value.detail))[:MAX_DETAIL],
     )
-
-
-def _text(value: Any) -> str:
-    """A string that can be encoded as UTF-8: without lone surrogates."""
-    return str(value).encode(errors="replace").decode()
 
 
 def infra_error(detail: str) -> Score:
     """The score of an item that could not be scored."""
     status = ScoreStatus.INFRA_ERROR
-    return Score(reward=0.0, parts={}, status=status, detail=detail[:MAX_DETAIL])
+    return Score(reward=0.0, parts={}, status=status, detail=encodable(detail)[:MAX_DETAIL])
 
 
 def timed_out(detail: str) -> Score:
     """The score of an item whose response took more computation than it may."""
-    return Score(reward=0.0, parts={}, status=ScoreStatus.TIMEOUT, detail=detail[:MAX_DETAIL])
+    detail = encodable(detail)[:MAX_DETAIL]
+    return Score(reward=0.0, parts={}, status=ScoreStatus.TIMEOUT, detail=detail)
 
 
 def item_to_json(item: RewardInput) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import unicodedata
 
 # Control, format (direction, width, tags), surrogates, private use, line and paragraph separators.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+MAX_NAME = 128
+"""Characters of a name that a plug-in makes up."""
 _LOOKS_EMPTY = frozenset({0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0})
 
 
@@ -19,6 +21,16 @@ def clipped(text: str, max_bytes: int) -> str:
         return data.decode()
     note = f" ... ({len(data)} bytes in all)"
     return data[: max_bytes - len(note)].decode("utf-8", "ignore") + note
+
+
+def is_name(text: str, max_chars: int = MAX_NAME) -> bool:
+    """Whether it can name a metric or a part of a reward: printable, not empty, not too long."""
+    return 0 < len(text) <= max_chars and text.isprintable()
+
+
+def encodable(text: str) -> str:
+    """The text with `?` for each lone surrogate, which neither UTF-8 nor protobuf can hold."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def human_bytes(count: int) -> str:

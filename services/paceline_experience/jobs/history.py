@@ -17,6 +17,7 @@ from paceline.enums import Purpose
 from paceline.files import write_json
 from paceline.progress import LedgerProgress
 from paceline.telemetry.logs import Log
+from paceline.text import encodable
 from paceline.types import Job
 from paceline_experience.store.signal import Signal
 from paceline_experience.store.store import Store, job_key
@@ -121,7 +122,7 @@ class History:
         """At most `limit` rows (negative: all) from index `after` on."""
         last = after + limit - 1 if limit >= 0 else -1
         found = await self._store.command("LRANGE", self._key(job), after, last)
-        return [JobMetricRow(after + i, **json.loads(text)) for i, text in enumerate(found)]
+        return [JobMetricRow(after + i, **_parsed(text)) for i, text in enumerate(found)]
 
     def write_summary(self, job: Job, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
@@ -148,6 +149,14 @@ class History:
     @staticmethod
     def _key(job: Job) -> str:
         return job_key(job.status.tenant, job.status.job_id, "metrics")
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    """A stored row; one of an earlier release may have a text that no message can hold."""
+    row: dict[str, Any] = json.loads(text)
+    if b"\\ud" in text:
+        row = json.loads(encodable(json.dumps(row, ensure_ascii=False)))
+    return row
 
 
 def _line(row: JobMetricRow) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
+from pydantic_core import from_json
+
 from paceline.code.folders import CodeFolder, CodeFolders
 from paceline.code.install import InstallError
 from paceline.code.package_cache import PackageQuotaError
@@ -241,7 +243,7 @@ async def _ask(process: WorldProcess, wanted: _Listing) -> list[list[Any]]:
             if not isinstance(found, list):
                 raise WorldError("unreadable tasks")
             for raw in cast("list[Any]", found):
-                row = _row(raw)
+                row = row_of(raw)
                 left -= _ROW_BYTES + sum(len(each) for each in row if isinstance(each, str))
                 if left < 0:
                     raise InvalidError(f"{field}: more than {MAX_BYTES} bytes of tasks")
@@ -256,14 +258,16 @@ async def _ask(process: WorldProcess, wanted: _Listing) -> list[list[Any]]:
             return rows
 
 
-def _row(raw: Any) -> list[Any]:
+def row_of(raw: Any) -> list[Any]:
     """The fields of a task that the job's code has sent."""
     try:
         row = [raw[name] for name in _FIELDS]
-        json.loads(row[2])
+        from_json(row[2])  # a text in it can be half a surrogate pair, by its escape
         seed = row[3]
         if not all(isinstance(row[at], str) for at in (0, 1, 2, 4)) or type(seed) is not int:
             raise TypeError("fields of a wrong type")
+        if not all(row[at].isprintable() for at in (0, 1, 4)):
+            raise ValueError("its id, environment and domain must be printable")
         if not -(2**63) <= seed < 2**63:
             raise ValueError(f"seed {seed} has more than 64 bits")
     except (TypeError, KeyError, ValueError, RecursionError) as error:

@@ -53,6 +53,7 @@ STATISTICS = (
     "skipped_updates",
     "nonfinite_updates",
 )
+_MOST_PARTS = 200  # of rewards, by name
 OF_SLOTS = ("_zeroed", "_weight", "_weight_max")  # ends of statistics of single corrections
 _PURPOSES = wire.members_of(Purpose, types_pb2.Purpose.DESCRIPTOR)
 GROUPS = {"open": "open_groups", "ready": "ready_groups", "headroom": "headroom_groups"}
@@ -108,6 +109,8 @@ class JobMeter:
         for each in messages:
             for name, value in each.score.parts.items():
                 total, count = self._parts.get(name, (0.0, 0))
+                if not count and len(self._parts) >= _MOST_PARTS:
+                    continue  # names that change with every score
                 self._parts[name] = (total + value, count + 1)
 
     def decided(self, rewards: Sequence[float]) -> None:

@@ -18,6 +18,7 @@ from pydantic import PlainSerializer, TypeAdapter
 from paceline.enums import ScoreStatus
 from paceline.plugins import GroupOutcome
 from paceline.progress import EvalStanding
+from paceline.text import encodable
 from paceline.types import PolicyVersion
 from paceline_experience.ledger.failures import Failures
 
@@ -283,8 +284,8 @@ def summary_text(summary: EpisodeSummary) -> str:
 
 
 def row_text(*, step: int, kind: str, values: Mapping[str, Any]) -> str:
-    """A row of the history as the scripts store it."""
-    return json.dumps({"step": step, "kind": kind, "values": values})
+    """A row of the history as the scripts store it; every text in it can be served."""
+    return encodable(json.dumps({"step": step, "kind": kind, "values": values}, ensure_ascii=False))
 
 
 def parse_record(kind: type[T], text: str | bytes) -> T:

@@ -9,6 +9,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
+from pydantic_core import from_json
+
 from paceline.errors import PacelineError
 
 HEAD = struct.Struct(">I")  # bytes that follow
@@ -30,7 +32,8 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 def frame(message: object) -> bytes:
     """A message as JSON, after its length."""
-    body = json.dumps(message).encode()
+    # Half a surrogate pair, of a file's name for example, becomes `?`: UTF-8 has none.
+    body = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
     return HEAD.pack(len(body)) + body
 
 
@@ -38,6 +41,18 @@ def requests(source: BinaryIO) -> Iterator[dict[str, Any]]:
     """The messages of a service that is trusted, until it closes the pipe."""
     while (head := source.read(HEAD.size)) and len(head) == HEAD.size:
         yield json.loads(source.read(HEAD.unpack(head)[0]))
+
+
+def parsed(body: bytes) -> Any:
+    """JSON that nobody trusts, of which every text can be encoded as UTF-8.
+
+    Raises:
+        FrameError: it is no JSON, is nested too deeply, or has half a surrogate pair.
+    """
+    try:
+        return from_json(body)
+    except ValueError as error:
+        raise FrameError(f"unreadable answer: {error}") from None
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
@@ -53,10 +68,7 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
         body = await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError):
         raise FrameError("its process has ended") from None
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise FrameError(f"unreadable answer: {error}") from None
+    found = parsed(body)
     if not isinstance(found, dict):
         raise FrameError("unreadable answer: not an object")
     return cast("dict[str, Any]", found)

@@ -16,10 +16,11 @@ from paceline.config.options import options_source
 from paceline.errors import InvalidError
 from paceline.plugins import Advantage, Advantages, Context, EpisodeBatch, declared, registry
 from paceline.telemetry.logs import Log
+from paceline.text import MAX_NAME, is_name
 from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 
-MAX_NOTES, MAX_NOTE_CHARS = 100, 128
+MAX_NOTES = 100
 MAX_ESTIMATE_BYTES = 64 << 20  # compressed; a batch with more has other values for every token
 _EPISODES, _TOKENS = b"E", b"T"
 Floats = NDArray[np.float64]
@@ -169,10 +170,10 @@ def checked(answer: Any, batch: EpisodeBatch) -> Advantages:
     _finite(values)
     notes = {str(name): float(value) for name, value in answer.notes.items()}
     _finite(np.array([*notes.values()], np.float64))
-    if len(notes) > MAX_NOTES or any(len(name) > MAX_NOTE_CHARS for name in notes):
-        raise ValueError(
-            f"{len(notes)} notes; at most {MAX_NOTES}, with names of {MAX_NOTE_CHARS} characters"
-        )
+    if len(notes) > MAX_NOTES:
+        raise ValueError(f"{len(notes)} notes; at most {MAX_NOTES} are allowed")
+    if (wrong := next((name for name in notes if not is_name(name)), None)) is not None:
+        raise ValueError(f"a note named {wrong[:40]!r}; {MAX_NAME} printable characters at most")
     answer = replace(answer, notes=notes)
     if answer.weights is None:
         return replace(answer, values=values)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
-from paceline.code.frames import HEAD, MAX_FRAME_BYTES, FrameError
+from paceline.code.frames import HEAD, MAX_FRAME_BYTES, FrameError, parsed
 from paceline.enums import TokenSource
 from paceline.errors import InvalidError, LimitError
 from paceline.plugins import Message
@@ -173,10 +173,7 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[dict[str, Any], memor
     length = HEAD.unpack(data[: HEAD.size])[0] if size >= HEAD.size else size + 1
     if not length <= min(size - HEAD.size, MAX_FRAME_BYTES):
         raise FrameError("unreadable answer: its head is longer than it is, or than is allowed")
-    try:
-        head = json.loads(bytes(data[HEAD.size : HEAD.size + length]))
-    except (ValueError, RecursionError) as error:
-        raise FrameError(f"unreadable answer: {error}") from None
+    head = parsed(bytes(data[HEAD.size : HEAD.size + length]))
     if not isinstance(head, dict):
         raise FrameError("unreadable answer: not an object")
     return cast("dict[str, Any]", head), data[HEAD.size + length :]

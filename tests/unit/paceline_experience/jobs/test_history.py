@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from paceline import wire
 from paceline.config import JobSpec
 from paceline.enums import Purpose
 from paceline.progress import EvalOutcome, LedgerProgress
@@ -55,6 +56,17 @@ async def test_rows_are_in_the_store_and_in_the_file(
         {"index": 0, "step": 1, "kind": "train", "loss": 0.5},
         {"index": 1, "step": 1, "kind": "eval", "reward": 0.25},
     ]
+
+
+async def test_a_row_of_an_earlier_release_with_half_a_surrogate_pair_is_served(
+    store: Store, job: Job, tmp_path: Path
+) -> None:
+    key = JobKeys(job.status.tenant, job.status.job_id).metrics
+    row = {"step": 1, "kind": "train", "values": {"\ud800": 1.0, "emoji \U0001f600": 2.0}}
+    await store.command("RPUSH", key, json.dumps(row))
+    (served,) = await History(store, tmp_path).page(job, after=0, limit=10, max_bytes=1000)
+    assert served.values == {"?": 1.0, "emoji \U0001f600": 2.0}
+    assert wire.from_struct(wire.to_struct(served.values)) == {"?": 1, "emoji \U0001f600": 2}
 
 
 async def test_rows_come_in_pages(store: Store, job: Job, tmp_path: Path) -> None:
