@@ -171,6 +171,12 @@ class ReadableFolders:
         return opened
 
 
+def is_of_kernel(path: str | Path) -> bool:
+    """Whether a path means something of the kernel's file systems, or of shared memory."""
+    real = os.path.realpath(path)
+    return any(_is_below(real, each) for each in _OF_KERNEL)
+
+
 def is_private(folder: int) -> bool:
     """Whether the folder of a descriptor belongs to Paceline."""
     return any(_exists(each, folder) for each in _MARKS)

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from paceline.beneath import ReadableFolders, is_of_kernel
 from paceline.config import JobSpec
 from paceline.config.load import shown
 from paceline.config.named import patterns as named_patterns
 from paceline.config.named import problems
 from paceline.config.quota import MAX_MODEL_FILES_BYTES
 from paceline.config.sections.model import ModelPlace, ModelSpec
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, InvalidError
 from paceline.models.parsing import ParseError, parse
 from paceline.models.resolve import FoundModel, ModelResolver
 from paceline.models.weights import check_headers, check_weights
@@ -105,15 +107,41 @@ def _read_model(path: Path) -> dict[str, bytes]:
         raise ConfigError(f"model.path: {path} does not exist")
     if not path.is_dir():
         raise ConfigError(f"model.path: {path} is not a folder")
-    found = [path / name for name in MODEL_FILES if (path / name).is_file()]
-    total = sum(file.stat().st_size for file in found)
-    if total > MAX_FILES_BYTES:
-        raise ConfigError(f"model.path: {path}: {_too_large(total)}")
-    files = check_files({file.name: file.read_bytes() for file in found}, source=str(path))
+    if is_of_kernel(path):
+        raise ConfigError(f"model.path: {path}: a folder on a disk is needed")
+    path = Path(os.path.realpath(path))  # links of /proc are followed by their text only
+    files = check_files(_small_files(path), source=str(path))
     sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
     names = check_weights(sizes, lambda name: (path / name).read_bytes(), source=str(path))
     check_headers([path / name for name in names])
     return files
+
+
+def _small_files(path: Path) -> dict[str, bytes]:
+    """What is kept with the job, and shown to its tenant: so no link may lead to other files."""
+    roots = [path]
+    if path.parent.name == "snapshots":  # of huggingface_hub, whose files are links to these
+        roots.append(path.parent.parent / "blobs")
+    readable = ReadableFolders(
+        tuple(map(str, roots)),
+        shared=False,
+        outside="is a link to outside of the model's folder; put a copy of the file there",
+    )
+    found: dict[str, bytes] = {}
+    left = MAX_FILES_BYTES
+    for name in MODEL_FILES:
+        if not (path / name).is_file():
+            continue
+        try:
+            with readable.open(path / name, f"model.path: {path}/{name}") as file:
+                found[name] = file.read(left + 1)
+        except InvalidError as error:
+            raise ConfigError(error.message) from None
+        left -= len(found[name])
+        if left < 0:
+            total = sum((path / each).stat().st_size for each in MODEL_FILES if each in found)
+            raise ConfigError(f"model.path: {path}: {_too_large(total)}")
+    return found
 
 
 def check_files(files: Mapping[str, bytes], *, source: str) -> dict[str, bytes]:
