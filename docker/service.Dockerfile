@@ -38,8 +38,10 @@ ENV PATH=/opt/paceline/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
     PYTHONSAFEPATH=1 \
     HOME=/tmp
-# A new volume mounted here inherits the owner of the folder.
-RUN install -d -o 10001 -g 10001 /var/lib/paceline
+# New volumes mounted here inherit the owner of the folder.
+RUN install -d -o 10001 -g 10001 /var/lib/paceline \
+    /var/lib/paceline-keys /var/lib/paceline-keys/experience \
+    /var/lib/paceline-keys/gateway /var/lib/paceline-keys/controller
 WORKDIR /opt/paceline
 USER 10001:10001
 # gRPC, metrics and health; the gateway's REST.

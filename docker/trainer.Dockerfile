@@ -34,7 +34,9 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
         --output-file /opt/paceline/sbom.cdx.json /opt/paceline/bin/python \
     && rm -r /tmp/sbom \
     && test -z "$(find /opt/paceline -path '*-packages/torch')" \
-    && install -d -o 10001 -g 10001 /var/lib/paceline
+    && install -d -o 10001 -g 10001 /var/lib/paceline \
+        /var/lib/paceline-keys /var/lib/paceline-keys/experience \
+        /var/lib/paceline-keys/gateway /var/lib/paceline-keys/controller
 ENV PATH=/opt/paceline/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
     OMP_WAIT_POLICY=passive \

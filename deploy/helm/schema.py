@@ -158,6 +158,7 @@ def _sections() -> Schema:
         "crds": _closed(install=FLAG, keep=FLAG),
         "store": _store(),
         "token": _closed(existingSecret=TEXT),
+        "serviceKeys": _closed(existingSecret=TEXT),
         "certificates": _certificates(),
         "storage": _storage(),
         "ingress": _ingress(),

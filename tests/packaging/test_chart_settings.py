@@ -21,6 +21,7 @@ from paceline.config.service import (
     TrainerOptions,
 )
 from paceline.enums import WorkerKind
+from paceline.transport.service_keys import ServiceKeys, read_keys
 from paceline_controller.certificates.config import Issue
 
 FEATURES = sorted(
@@ -45,11 +46,13 @@ ENVIRONMENT = {
     "POOL": "default",
     "INCARNATION": "7",
 }
+KEYS = ServiceKeys.of_installation("0" * 64)
 # Where a pod of the user's own Secrets gets them from.
 OURS = {
     "our-store": {"store.yaml": "store_url: redis://:secret@ours:6390/0"},
     "our-token": {"token.yaml": "token: ours", "controller.yaml": "token: its"},
     "our-headers": {"headers": "x-api-key: ours"},
+    "our-keys": {f"{kind}.json": KEYS.narrowed({kind}).dumped() for kind in WorkerKind},
     "our-authority": {"ca.crt": "-----BEGIN CERTIFICATE-----"},
 }
 
@@ -159,7 +162,43 @@ def test_tls_is_mutual_but_for_users(started: Any) -> None:
         assert settings.tls.peer_name == "paceline.internal"
         assert settings.tls.require_client == (settings.kind != "gateway")
         assert str(settings.tls.certificate) == "/etc/paceline/tls/tls.crt"
+        assert settings.service_keys is None
     assert all(settings.tls is None for settings in started("no-tls").values())
+
+
+@pytest.mark.parametrize("feature", ["no-tls", "existing-keys"])
+def test_without_certificates_each_pod_has_the_keys_of_its_kind_alone(
+    started: Any, render: Render, tmp_path: Path, feature: str
+) -> None:
+    tracked = "services.tracking.replicas=1"
+    found = started(feature, tracked)
+    assert {settings.kind for settings in found.values()} == set(WorkerKind)
+    secrets = {
+        each["metadata"]["name"]: content(each)
+        for each in render(feature, tracked)
+        if each["kind"] == "Secret"
+    }
+    generated = secrets.get("rel-paceline-keys")
+    assert (generated is None) == (feature == "existing-keys")
+    installed = KEYS if generated is None else ServiceKeys.of_installation(generated["secret"])
+    for name, settings in found.items():
+        root = tmp_path / feature / name.replace("/", "-")
+        assert settings.tls is None
+        assert settings.service_keys is not None
+        path = root / str(settings.service_keys).lstrip("/")
+        assert [each.name for each in path.parent.iterdir()] == ["keys.json"]
+        assert read_keys(path) == installed.narrowed({settings.kind}), settings.kind
+
+
+def test_the_secret_of_an_installation_is_random(render: Render) -> None:
+    made = {
+        content(each)["secret"]
+        for tool in ("helm3", "helm4")
+        for each in render("no-tls", tool=tool)
+        if each["metadata"]["name"] == "rel-paceline-keys"
+    }
+    assert len(made) == 2
+    assert all(re.fullmatch("[0-9a-f]{64}", text) for text in made)
 
 
 def test_ipv6_addresses_are_in_brackets(started: Any) -> None:

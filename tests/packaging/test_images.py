@@ -14,6 +14,7 @@ from paceline import __version__
 from paceline.config.load import load_settings, validate
 from paceline.config.service import ControllerOptions, ExperienceOptions, GatewayOptions
 from paceline.enums import WorkerKind
+from paceline.transport.service_keys import SPEAKS_FOR, ServiceKeys, read_keys
 from paceline_harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +128,8 @@ def test_compositions_follow_their_schema(name: str) -> None:
 
 def test_the_composition_runs_images_that_make_builds() -> None:
     ours = {name: entry for name, entry in compose()["services"].items() if name != "store"}
-    assert set(ours) == {"experience", "gateway", "controller"}
+    assert set(ours) == {"keys", "experience", "gateway", "controller"}
+    assert ours.pop("keys")["image"] == ours["gateway"]["image"]
     for name, entry in ours.items():
         image = "local" if name == "controller" else name
         assert (
@@ -150,13 +152,51 @@ def test_the_composition_is_closed_and_ordered() -> None:
     for name, entry in found["services"].items():
         assert entry["read_only"], name
         assert entry["cap_drop"] == ["ALL"], name
-        assert entry["healthcheck"]["test"], name
         waits = entry.get("depends_on", {})
-        assert waits or name == "store"
-        assert all(on["condition"] == "service_healthy" for on in waits.values())
+        # With another condition `up --wait` would take the end of what runs once for a failure.
+        once = {"keys": "service_completed_successfully"}
+        assert all(on["condition"] == once.get(of, "service_healthy") for of, on in waits.items())
+        assert name in {"store", "keys"} or {*waits} > {"keys"}
+        assert name == "keys" or entry["healthcheck"]["test"], name
         named = [volume.partition(":")[0] for volume in entry["volumes"]]
         assert all(volume in found["volumes"] or volume.startswith("${") for volume in named)
         assert all(port.startswith("127.0.0.1:") for port in entry.get("ports", ()))
+
+
+def test_each_container_has_its_own_keys_and_nothing_else_of_them(tmp_path: Path) -> None:
+    """What runs once writes them where each service reads its own, below volumes of its own."""
+    entry = compose()["services"]["keys"]
+    module, folder = entry["command"]
+    root = tmp_path / "keys"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", module, root], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    secret = (root / "secret").read_text().strip()
+    assert all(path.stat().st_mode & 0o077 == 0 for path in root.rglob("*") if path.is_file())
+    mounted = {target: volume for volume, target in map(split_mount, entry["volumes"])}
+    for name in OPTIONS:
+        content = yaml.safe_load(re.sub(r"\$\{[^}]*\}", "1", compose()["configs"][name]["content"]))
+        path = Path(content["service_keys"])
+        keys = [
+            (volume, target)
+            for volume, target in map(split_mount, compose()["services"][name]["volumes"])
+            if volume.startswith("keys")
+        ]
+        assert keys == [(f"keys-{name}", str(path.parent))]
+        assert mounted[str(path.parent)] == f"keys-{name}"
+        written = read_keys(root / path.relative_to(folder))
+        assert set(written.keys) == SPEAKS_FOR.get(WorkerKind(name), {WorkerKind(name)})
+        assert written == ServiceKeys.of_installation(secret).narrowed(written.keys)
+    for recipe in ("service", "trainer"):
+        made = " ".join(said(last_stage(DOCKER / f"{recipe}.Dockerfile"), "RUN")).split()
+        assert {folder, *(f"{folder}/{name}" for name in OPTIONS)} <= set(made)
+
+
+def split_mount(mount: str) -> tuple[str, str]:
+    """The volume and the path of a mount."""
+    volume, target, *_ = mount.split(":")
+    return volume, target
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))

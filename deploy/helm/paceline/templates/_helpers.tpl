@@ -166,6 +166,10 @@ report less clearly. Takes (list where key list).
 {{- include "paceline.token.secret" . -}}
 {{- end }}
 
+{{- define "paceline.keys.secret" -}}
+{{- .Values.serviceKeys.existingSecret | default (printf "%s-keys" (include "paceline.fullname" .)) -}}
+{{- end }}
+
 {{- define "paceline.data.claim" -}}
 {{- .Values.storage.volume.existingClaim | default (printf "%s-data" (include "paceline.fullname" .)) -}}
 {{- end }}

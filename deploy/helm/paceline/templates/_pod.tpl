@@ -222,6 +222,8 @@ envFrom:
 {{- end }}
 {{- if ne .root.Values.certificates.issuer "none" }}
 - {name: tls, mountPath: /etc/paceline/tls, readOnly: true}
+{{- else }}
+- {name: keys, mountPath: /etc/paceline/keys, readOnly: true}
 {{- end }}
 {{- if include "paceline.traced" . }}
 {{- if .root.Values.tracing.headersSecret }}
@@ -254,6 +256,11 @@ envFrom:
 {{- end }}
 {{- if ne .root.Values.certificates.issuer "none" }}
 - {name: tls, secret: {secretName: {{ $fullname }}-tls-{{ .component }}}}
+{{- else }}
+- name: keys
+  secret:
+    secretName: {{ include "paceline.keys.secret" .root }}
+    items: [{key: {{ .component }}.json, path: keys.json}]
 {{- end }}
 {{- if include "paceline.traced" . }}
 {{- with .root.Values.tracing.headersSecret }}

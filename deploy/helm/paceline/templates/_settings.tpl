@@ -73,6 +73,8 @@ tls:
   peer_name: paceline.internal
   require_client: {{ ne .component "gateway" }}
   reload_within_s: {{ .root.Values.certificates.reloadWithinSeconds }}
+{{- else }}
+service_keys: /etc/paceline/keys/keys.json
 {{- end }}
 {{- end }}
 

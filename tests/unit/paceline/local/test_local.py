@@ -1,5 +1,7 @@
 import contextlib
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -7,7 +9,9 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any, cast
 
+import grpc
 import psutil
 import pytest
 from redis import Redis
@@ -204,3 +208,64 @@ def test_limits_from_a_file_reach_every_process(tmp_path: Path) -> None:
     finally:
         served.terminate()
         served.wait(PATIENCE_S)
+
+
+def refusal_of(run_dir: Path, name: str, method: str) -> grpc.StatusCode:
+    """What a process answers to a caller who shows nothing."""
+    settings = load_settings(run_dir / "settings" / f"{name}.yaml")
+    with grpc.insecure_channel(f"{settings.host}:{settings.port}") as channel:
+        call = channel.unary_unary(method)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            with pytest.raises(grpc.RpcError) as refused:
+                call(b"", timeout=10, wait_for_ready=True)
+            error: Any = refused.value
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                return error.code()
+            assert time.monotonic() < deadline, f"{name} does not answer"
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts in a JSON document but the names of fields."""
+    if isinstance(value, dict):
+        for each in cast(dict[str, Any], value).values():
+            yield from texts_in(each)
+    else:
+        yield str(value)
+
+
+@pytest.mark.slow
+def test_processes_refuse_who_has_no_key_and_start_again_with_new_keys(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(tmp_path), "--port=0"]
+    up = subprocess.Popen(command)
+    try:
+        before = wait_for(tmp_path, ALL)
+        for service, methods in {
+            "experience": ("Access/CreateToken", "Experience/IssueCredential", "Jobs/SubmitJob"),
+            "reward-0": ("Reward/Score",),
+            "environment-0": ("Environment/Status",),
+        }.items():
+            for method in methods:
+                code = refusal_of(tmp_path, service, f"/paceline.v1.{method}")
+                assert code is grpc.StatusCode.PERMISSION_DENIED, method
+    finally:
+        up.kill()
+        up.wait()
+    folder = tmp_path / "service-keys"
+    keys = [*folder.rglob("*.json")]
+    assert {path.stem for path in keys} == {"keys", "environment-0", "reward-0"}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [folder / "secret", *keys])
+    told = "".join(
+        path.read_text(errors="replace")
+        for part in ("settings", "processes", "logs")
+        for path in (tmp_path / part).iterdir()
+    )
+    for path in keys:
+        assert not [text for text in texts_in(json.loads(path.read_text())) if text in told]
+    assert (folder / "secret").read_text().strip() not in told
+    shutil.rmtree(folder)  # as it was before there were keys
+    with Local(tmp_path, http_port=0):
+        after = wait_for(tmp_path, ALL, without=before["reward-0"])
+        after = wait_for(tmp_path, ALL, without=before["environment-0"])
+        assert not set(before.values()) & set(after.values())
+    assert processes_of(tmp_path) == {}
