@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 
-from rich.console import Console
 from rich.table import Table
 
 from paceline.api.documents import AuditEntryView, TokenView
 from paceline.cli.entry import Exit
 from paceline.cli.remote import client_of
+from paceline.cli.terminal.console import SafeConsole
+from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
 from paceline.errors import ConfigError
 
@@ -32,11 +32,11 @@ def create(arguments: Namespace) -> int:
             no_code=arguments.no_code or None,
         )
     token = made.token
-    print(made.secret, flush=True)
-    print(
+    say(made.secret)
+    say(
         f"{token.token_id}: {token.role} of {_tenant(token.tenant)}; "
         "save it now, it is not shown again",
-        file=sys.stderr,
+        error=True,
     )
     return Exit.OK
 
@@ -47,7 +47,7 @@ def list_tokens(arguments: Namespace) -> int:
     with client_of(arguments) as client:
         for token in client.list_tokens(tenant=arguments.tenant).tokens:
             table.add_row(*_row(token))
-    Console().print(table)
+    SafeConsole().print(table)
     return Exit.OK
 
 
@@ -55,7 +55,7 @@ def revoke(arguments: Namespace) -> int:
     """`paceline tokens revoke ID`."""
     with client_of(arguments) as client:
         token = client.revoke_token(arguments.token)
-    print(f"{token.token_id}: revoked")
+    say(f"{token.token_id}: revoked")
     return Exit.OK
 
 
@@ -65,13 +65,13 @@ def audit_log(arguments: Namespace) -> int:
         found = _newest(client, arguments.lines, arguments.tenant, arguments.action)
     if arguments.json:
         for entry in reversed(found):
-            print(entry.model_dump_json())
+            say(entry.model_dump_json())
         return Exit.OK
     names = ("time", "who", "role", "from", "action", "tenant", "target", "outcome", "detail")
     table = Table(*names, box=None)
     for entry in reversed(found):
         table.add_row(*_cells(entry))
-    Console().print(table)
+    SafeConsole().print(table)
     return Exit.OK
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from paceline.cli.terminal.printing import say
 from paceline.config import JobSpec, load_job
 from paceline.config.documents import read_yaml
 from paceline.config.load import load
@@ -30,7 +31,7 @@ def validate(arguments: Namespace) -> int:
     """`paceline validate JOB.yaml`."""
     spec = read_job(arguments.job_file, arguments.overrides)
     check(spec, allowed_targets(arguments))
-    print(resolved(spec) if arguments.resolved else f"{arguments.job_file}: ok")
+    say(resolved(spec) if arguments.resolved else f"{arguments.job_file}: ok")
     return 0
 
 
@@ -45,7 +46,7 @@ def plugins(_: Namespace) -> int:
     """`paceline plugins`."""
     for kind in registry.KINDS:
         for name, point in sorted(registry.installed(kind).items()):
-            print(f"{kind:<14} {name:<16} {point.value}")
+            say(f"{kind:<14} {name:<16} {point.value}")
     return 0
 
 
@@ -55,7 +56,7 @@ def recipes(_: Namespace) -> int:
     width = max(map(len, names), default=0)
     for each in map(recipe, names):
         stage, evidence = each.method.stage, each.method.evidence
-        print(f"{each.name:<{width}}  {stage:<8}  {evidence:<13}  {each.title}")
+        say(f"{each.name:<{width}}  {stage:<8}  {evidence:<13}  {each.title}")
     return 0
 
 
@@ -67,7 +68,7 @@ def show_recipe(arguments: Namespace) -> int:
         raise InvalidError(f"recipe: {error.message}") from None
     about = "".join(f"# {line}".rstrip() + "\n" for line in found.about.splitlines())
     claim = f"#\n# Claim: {found.method.claim}.\n" if found.method.claim else ""
-    print(f"{about}{claim}{found.text.rstrip()}")
+    say(f"{about}{claim}{found.text.rstrip()}")
     return 0
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.check import allowed_targets, check, read_job
 from paceline.cli.entry import Exit
+from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.trial import tokenizer_for
 from paceline.config import JobSpec
 from paceline.data import JobData, takes_data
@@ -46,7 +46,7 @@ def inspect(arguments: Namespace) -> int:
     """`paceline data inspect JOB.yaml`."""
     spec = read_job(arguments.job_file, arguments.overrides, arguments.data)
     check(spec, allowed_targets(arguments))
-    console = Console()
+    console = SafeConsole()
     with tempfile.TemporaryDirectory(prefix="paceline-data-") as cache:
         tokenizer = tokenizer_for(spec.model, None, Path(cache))
         found = prompts_of(spec, cache)

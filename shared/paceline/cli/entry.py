@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import signal
-import sys
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from paceline.cli import job_commands, observing
+from paceline.cli.terminal.printing import say
 
 EPILOG = """\
 exit codes:
@@ -394,7 +394,7 @@ def _add_base(command: argparse.ArgumentParser, port: int | None, text: str) -> 
 
 
 def _fail(message: str, code: Exit) -> int:
-    print(f"paceline: {message}", file=sys.stderr)
+    say(f"paceline: {message}", error=True)
     return code
 
 

@@ -10,13 +10,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from paceline.api.documents import JobView
 from paceline.cli.entry import Exit
 from paceline.cli.remote import DEFAULT_RUN_DIR, client_of
 from paceline.cli.report import read_metrics
+from paceline.cli.terminal.console import SafeConsole
 from paceline.config.load import load
 from paceline.config.sections.model import ModelSettings
 from paceline.config.service import ModelsFile
@@ -65,7 +65,7 @@ def checkpoints(arguments: Namespace) -> int:
     for each in job.status.checkpoints:
         value = "" if each.value is None else f"{each.value:.4f}"
         table.add_row(str(each.step), value, "best" if each.best else "", each.digest[:12])
-    Console().print(table if job.status.checkpoints else "no checkpoint yet")
+    SafeConsole().print(table if job.status.checkpoints else "no checkpoint yet")
     return Exit.OK
 
 

@@ -10,6 +10,7 @@ from paceline.cli.check import override
 from paceline.cli.entry import Exit
 from paceline.cli.progress import follow
 from paceline.cli.remote import client_of, verdict
+from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
 from paceline.config.documents import read_yaml
 from paceline.enums import JobState
@@ -26,7 +27,7 @@ def pause(arguments: Namespace) -> int:
         while status.state is JobState.PAUSING and not arguments.no_wait:
             _wait(deadline, f"job {arguments.job} is still pausing: its trainer has not ended")
             status = client.get(arguments.job).status
-    print(f"{status.job_id}: {status.state}")
+    say(f"{status.job_id}: {status.state}")
     return Exit.OK if arguments.no_wait or status.state is JobState.PAUSED else Exit.JOB
 
 
@@ -34,7 +35,7 @@ def resume(arguments: Namespace) -> int:
     """`paceline resume ID`."""
     with client_of(arguments) as client:
         status = client.resume(arguments.job, reason=arguments.reason).status
-    print(f"{status.job_id}: {status.state}")
+    say(f"{status.job_id}: {status.state}")
     return Exit.OK
 
 
@@ -49,7 +50,7 @@ def fork(arguments: Namespace) -> int:
         for field, value in map(override, arguments.overrides):
             spec = merged(spec, nested(field, value))
         job = client.submit(spec | {"fork": {"job": arguments.job, "step": step}})
-        print(job.status.job_id, flush=True)
+        say(job.status.job_id)
         if not arguments.watch:
             return Exit.OK
         return verdict(follow(client, job.status.job_id, quiet=False))
@@ -93,7 +94,7 @@ def _delete(client: Client, job_id: str, arguments: Namespace) -> None:
             deleted = client.delete(job_id, force=arguments.force).deleted
         except NotFoundError:
             deleted = True
-    print(f"{job_id}: {'deleted' if deleted else 'being deleted'}")
+    say(f"{job_id}: {'deleted' if deleted else 'being deleted'}")
 
 
 def _wait(deadline: float, problem: str) -> None:

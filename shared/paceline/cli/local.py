@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
 from argparse import Namespace
 from collections.abc import Generator
@@ -26,6 +25,7 @@ from paceline.cli.entry import Exit
 from paceline.cli.export import models_of
 from paceline.cli.progress import follow
 from paceline.cli.remote import DEFAULT_RUN_DIR, all_jobs, verdict
+from paceline.cli.terminal.printing import say
 from paceline.client import calls
 from paceline.client.client import Client
 from paceline.config import JobSpec, parse_job
@@ -58,9 +58,9 @@ def up(arguments: Namespace) -> int:
     """`paceline up`: serve until interrupted."""
     run_dir = arguments.run_dir or DEFAULT_RUN_DIR
     with running(run_dir, arguments) as local, contextlib.suppress(KeyboardInterrupt):
-        print(f"serving at {local.url} (API docs at {local.url}/docs), files in {run_dir}")
-        print(f"the API token is in {run_dir / TOKEN_FILE}, where paceline commands find it")
-        print("stop with Ctrl-C", flush=True)
+        say(f"serving at {local.url} (API docs at {local.url}/docs), files in {run_dir}")
+        say(f"the API token is in {run_dir / TOKEN_FILE}, where paceline commands find it")
+        say("stop with Ctrl-C")
         threading.Event().wait()
     return Exit.OK
 
@@ -91,7 +91,7 @@ def run(arguments: Namespace) -> int:
     collect(run_dir, job)
     code = verdict(job)
     if code == Exit.OK:
-        print(f"{job_id} succeeded; results in {run_dir}")
+        say(f"{job_id} succeeded; results in {run_dir}")
     return code
 
 
@@ -151,7 +151,7 @@ def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
         # A second Ctrl-C during shutdown would leave processes behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("stopping", file=sys.stderr, flush=True)
+        say("stopping", error=True)
         local.stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -206,7 +206,7 @@ def _same_live_job(client: Client, spec: JobSpec) -> str:
             if status.name != spec.name or status.state is JobState.CANCELLING:
                 continue
             if _as_submitted(parse_job(client.get(status.job_id).spec), spec) == spec:
-                print(f"resuming {job.status.job_id}", file=sys.stderr)
+                say(f"resuming {job.status.job_id}", error=True)
                 return job.status.job_id
     return ""
 
@@ -219,7 +219,7 @@ def _as_submitted(found: JobSpec, spec: JobSpec) -> JobSpec:
 
 def _cancel(client: Client, job_id: str) -> None:
     """Cancel a job, so that the next start in this run directory does not resume it."""
-    print("cancelling", file=sys.stderr, flush=True)
+    say("cancelling", error=True)
     with contextlib.suppress(PacelineError):
         client.cancel(job_id, reason="interrupted")
         client.wait(job_id, timeout_s=CANCEL_TIMEOUT_S)

@@ -6,9 +6,9 @@ from argparse import Namespace
 
 from paceline.cli.entry import Exit
 from paceline.cli.remote import client_of
+from paceline.cli.terminal.printing import say
 from paceline.client.curves import REWARD, figure, metric_names, save
 from paceline.errors import ConfigError
-from paceline.text import visible
 
 _LIST = "list"
 
@@ -21,9 +21,9 @@ def plot(arguments: Namespace) -> int:
         rows = {job_id: client.history(job_id).rows for job_id in dict.fromkeys(arguments.jobs)}
     if _LIST in arguments.metric:
         every = {name for found in rows.values() for name in metric_names(found)}
-        print(visible("\n".join(sorted(every))))
+        say("\n".join(sorted(every)))
         return Exit.OK
     made = figure(rows, list(dict.fromkeys(arguments.metric)) or [REWARD], smooth=arguments.smooth)
     save(made, arguments.output)
-    print(arguments.output)
+    say(arguments.output)
     return Exit.OK

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from paceline.api.documents import JobEvent, JobView
 from paceline.cli.report import counts
+from paceline.cli.terminal.console import SafeConsole
 from paceline.client.client import Client
 from paceline.enums import JobState, TrackerState
 from paceline.progress import LedgerProgress
@@ -206,7 +207,7 @@ def follow(
     job = client.get(job_id)
     if quiet:
         return client.wait(job_id)
-    console = console or Console()
+    console = console or SafeConsole()
     progress = JobProgress(
         target_steps=int(job.spec.get("stop", {}).get("steps", 0)),
         main_eval=main_eval_of(job.spec),

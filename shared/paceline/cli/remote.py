@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Mapping
@@ -11,18 +10,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, cast
 
-from rich.console import Console
 from rich.table import Table
 
 from paceline.api.documents import JobView, ListedJob
 from paceline.cli.check import read_job
 from paceline.cli.entry import Exit
 from paceline.cli.progress import follow, partial_eval
+from paceline.cli.terminal.console import SafeConsole
+from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
 from paceline.enums import EXPLAINED, JobState
 from paceline.errors import ConfigError, NotFoundError, UnavailableError
 from paceline.files import read_json, token_of
-from paceline.text import visible
 
 DEFAULT_URL = "http://127.0.0.1:8300"
 DEFAULT_RUN_DIR = Path("runs/local")
@@ -33,7 +32,7 @@ def submit(arguments: Namespace) -> int:
     spec = read_job(arguments.job_file, arguments.overrides, arguments.data)
     with client_of(arguments) as client:
         job = client.submit(spec)
-        print(job.status.job_id, flush=True)
+        say(job.status.job_id)
         if not arguments.watch:
             return Exit.OK
         return verdict(follow(client, job.status.job_id, quiet=False))
@@ -59,10 +58,10 @@ def list_jobs(arguments: Namespace) -> int:
             if status.reason:
                 verb = "waits" if status.state in EXPLAINED else status.state
                 told.append(f"{status.job_id} {verb}: {status.reason}")
-    console = Console()
+    console = SafeConsole()
     console.print(table)
     for line in told:
-        console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     return Exit.OK
 
 
@@ -76,7 +75,7 @@ def cancel(arguments: Namespace) -> int:
     """`paceline cancel ID`."""
     with client_of(arguments) as client:
         job = client.cancel(arguments.job, reason=arguments.reason)
-    print(f"{job.status.job_id}: {job.status.state}")
+    say(f"{job.status.job_id}: {job.status.state}")
     return Exit.OK
 
 
@@ -86,10 +85,10 @@ def verify(arguments: Namespace) -> int:
         report = client.verify(arguments.job)
     counts = [*report.counts.items(), *((f"dropped: {k}", n) for k, n in report.dropped.items())]
     for name, number in counts:
-        print(f"{name:<28} {number}")
+        say(f"{name:<28} {number}")
     for problem in report.problems:
-        print(f"problem: {problem}", file=sys.stderr)
-    print("ok" if report.ok else "not ok")
+        say(f"problem: {problem}", error=True)
+    say("ok" if report.ok else "not ok")
     return Exit.OK if report.ok else Exit.INCONSISTENT
 
 
@@ -98,7 +97,7 @@ def logs(arguments: Namespace) -> int:
     folder = (arguments.run_dir or DEFAULT_RUN_DIR) / "logs"
     if not arguments.name:
         for path in sorted(folder.glob("*.log")):
-            print(path.stem)
+            say(path.stem)
         return Exit.OK
     found = [folder / f"{arguments.name}{end}" for end in (".log", ".out")]
     found = [path for path in found if path.exists()]
@@ -151,11 +150,11 @@ def verdict(job: JobView) -> int:
     """The exit code for a job that has ended."""
     status = job.status
     if status.state is not JobState.SUCCEEDED:
-        print(visible(f"{status.job_id} {status.state}: {status.reason}"), file=sys.stderr)
+        say(f"{status.job_id} {status.state}: {status.reason}", error=True)
         return Exit.JOB
     last = cast(Mapping[str, Any], status.summary.get("eval_last") or {})
     if partial := partial_eval(last):
-        print(f"{status.job_id}: the last eval: {partial}", file=sys.stderr)
+        say(f"{status.job_id}: the last eval: {partial}", error=True)
     return Exit.INCONSISTENT if status.summary.get("ledger_consistent") is False else Exit.OK
 
 
@@ -183,13 +182,13 @@ def _show_end(handle: IO[str], *, lines: int) -> None:
     """Print the last lines and leave the file positioned after them."""
     size = os.fstat(handle.fileno()).st_size
     handle.seek(max(0, size - 256 * lines - 1024))
-    print("\n".join(handle.read().splitlines()[-lines:]), flush=True)
+    say("\n".join(handle.read().splitlines()[-lines:]))
 
 
 def _follow_file(path: Path, handle: IO[str]) -> None:
     while True:
         if text := handle.read():
-            print(text, end="", flush=True)
+            say(text, end="")
         elif path.exists() and path.stat().st_ino != os.fstat(handle.fileno()).st_ino:
             handle.close()  # rotated
             handle = path.open(errors="replace")

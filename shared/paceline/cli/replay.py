@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import BinaryIO
 from paceline.api.documents import ImportView
 from paceline.cli.entry import Exit
 from paceline.cli.remote import client_of
+from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
 from paceline.config.quota import MAX_SPEC_BYTES
 from paceline.errors import ConfigError, DeadlineError, InvalidError, UnavailableError
@@ -55,8 +55,8 @@ def add(arguments: Namespace) -> int:
                 num_refused += found.num_refused
                 request.problems += map(request.renumbered, found.problems)
             for problem in request.problems:
-                print(f"{path}: {problem}", file=sys.stderr)
-    print(f"{num_stored} stored, {num_refused} refused")
+                say(f"{path}: {problem}", error=True)
+    say(f"{num_stored} stored, {num_refused} refused")
     return Exit.INPUT if num_refused else Exit.OK
 
 
@@ -120,6 +120,6 @@ def _sent(client: Client, job_id: str, request: RequestLines) -> ImportView:
             if time.monotonic() > end:
                 raise
             if not is_told:
-                print(f"waiting: {error.message}", file=sys.stderr)
+                say(f"waiting: {error.message}", error=True)
             is_told = True
         time.sleep(_PAUSE_S)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from paceline.api.documents import TenantView
 from paceline.api.tenants import COUNTS, LIMITS, SIZES
 from paceline.cli.entry import Exit
 from paceline.cli.remote import client_of
+from paceline.cli.terminal.console import SafeConsole
 from paceline.config.load import validate
 from paceline.config.quota import Quota
 from paceline.errors import ConfigError
@@ -51,7 +51,7 @@ def _value(text: str) -> Any:
 
 
 def _print(tenants: list[TenantView]) -> None:
-    console = Console()
+    console = SafeConsole()
     table = Table("tenant", *map(_title, COUNTS), "weight", "", box=None)
     for each in tenants:
         cells = [_cell(each, name) for name in COUNTS]

@@ -20,6 +20,8 @@ from paceline.api.blame import Attribution, ServiceUse, attribute
 from paceline.api.documents import ActivityView
 from paceline.cli.entry import Exit
 from paceline.cli.remote import client_of
+from paceline.cli.terminal.console import SafeConsole
+from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, DeadlineError, UnavailableError
@@ -35,7 +37,7 @@ def top(arguments: Namespace) -> int:
     """`paceline top`."""
     if arguments.interval < _LEAST_S:
         raise ConfigError(f"--interval: at least {_LEAST_S:g}")
-    console = Console()
+    console = SafeConsole()
     live = console.is_terminal and not (arguments.once or arguments.json)
     with client_of(arguments) as client:
         if live:
@@ -43,7 +45,7 @@ def top(arguments: Namespace) -> int:
             return Exit.OK
         for now, found in _intervals(client, arguments):
             if arguments.json:
-                print(json.dumps(as_json(now, found)), flush=True)
+                say(json.dumps(as_json(now, found)))
             else:
                 console.print(screen(now, found))
             if arguments.once:

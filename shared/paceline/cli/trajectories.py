@@ -22,6 +22,8 @@ from paceline.api.documents import JobView
 from paceline.api.episodes import ListedEpisode
 from paceline.cli.entry import Exit
 from paceline.cli.remote import client_of
+from paceline.cli.terminal.console import SafeConsole
+from paceline.cli.terminal.printing import say
 from paceline.cli.terminal.tokens import Colouring, Pieces, legend, numbered, transcript_text
 from paceline.client.client import Client
 from paceline.enums import Purpose
@@ -148,9 +150,9 @@ def _show(
 ) -> None:
     if arguments.json:
         for each in found:  # ASCII: no byte of a model's text reaches the terminal as it is
-            print(json.dumps(_JSON.dump_python(each, mode="json"), allow_nan=True), flush=True)
+            say(json.dumps(_JSON.dump_python(each, mode="json"), allow_nan=True))
         return
-    console = Console()
+    console = SafeConsole()
     if not found:
         console.print("no stored episode is as asked for", markup=False)
         return
@@ -244,7 +246,7 @@ def _pieces(client: Client, job: JobView, folder: Path | None) -> Pieces:
         return Tokenizer.from_files(files).pieces
     except (ModuleNotFoundError, NotFoundError, InvalidError) as error:
         note = f"{error}; tokens are shown as ids (pip install 'paceline[tokenizers]', or --model)"
-        print(visible(note), file=sys.stderr)
+        say(note, error=True)
         return numbered
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -10,14 +9,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from paceline.cli.check import allowed_targets, check, check_endpoints, read_job
 from paceline.cli.entry import Exit
 from paceline.cli.export import models_of
 from paceline.cli.local import running
+from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.failures import failures, told, unfinished
+from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
 from paceline.config import JobSpec, parse_job
 from paceline.config.evaluation import EvalSpec
@@ -43,7 +43,7 @@ def try_job(arguments: Namespace) -> int:
     spec = trial_of(with_dtype(job, "auto"), wanted)
     check(spec, allowed_targets(arguments))
     check_endpoints(spec, arguments.endpoints)
-    console = Console()
+    console = SafeConsole()
     with tempfile.TemporaryDirectory(prefix="paceline-try-") as name:
         run_dir = arguments.run_dir or Path(name)
         with (
@@ -52,7 +52,7 @@ def try_job(arguments: Namespace) -> int:
         ):
             job = client.submit(spec)
             job_id, model = job.status.job_id, parse_job(job.spec).model
-            print(f"waiting for {wanted} episodes; logs are in {run_dir / 'logs'}", file=sys.stderr)
+            say(f"waiting for {wanted} episodes; logs are in {run_dir / 'logs'}", error=True)
             try:
                 found, is_late = _episodes(client, job_id, wanted, timeout_s=arguments.timeout)
                 why = list(_why(client, run_dir, job_id, is_late=is_late))
@@ -132,7 +132,7 @@ def _episodes(
         is_measured = any(each.kind is Purpose.EVAL for each in rows)
         if is_measured or job.state.terminal:
             if job.state.terminal and not is_measured and job.reason:
-                print(f"the job {job.state}: {job.reason}", file=sys.stderr)
+                say(f"the job {job.state}: {job.reason}", error=True)
             break
         time.sleep(_POLL_S)
     page = client.list_trajectories(job_id, page_size=200, purpose=Purpose.EVAL)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from rich.console import Console
 from rich.table import Table
 
 from paceline.api.documents import WeightsView
 from paceline.cli.entry import Exit
 from paceline.cli.remote import client_of
+from paceline.cli.terminal.console import SafeConsole
 from paceline.weights.placement import PublishedVersion, WeightHolder
 from paceline.weights.route import TransferProgress
 
@@ -20,7 +20,7 @@ def show(arguments: Namespace) -> int:
     """`paceline weights ID`."""
     with client_of(arguments) as client:
         found = client.list_weights(arguments.job)
-    console = Console()
+    console = SafeConsole()
     if not found.versions:
         console.print("no weights are published")
         return Exit.OK

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from contextvars import ContextVar
 from logging.handlers import RotatingFileHandler
 from typing import Any
 
 from paceline.config.service import LogSettings
+from paceline.text import visible
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT")  # how every event begins
 
 trace: ContextVar[int] = ContextVar("trace", default=0)
 """Trace id of the current work, added to its events."""
@@ -21,13 +25,21 @@ class EventFormatter(logging.Formatter):
     default_msec_format = "%s.%03dZ"
 
     def format(self, record: logging.LogRecord) -> str:
-        """One event on one line, a traceback below it."""
+        """One event on one line, a traceback below it.
+
+        Names and texts of users, and what code of theirs has raised, can neither act on a terminal
+        nor pass for another event: below an event, a line that begins like one is indented.
+        """
         head = f"{self.formatTime(record)} {record.levelname} {record.name} {record.getMessage()}"
         pairs: dict[str, Any] = getattr(record, "event", {})
         if trace_id := trace.get():
             pairs = {**pairs, "trace": f"{trace_id:032x}"}
         line = " ".join([head, *(f"{key}={_quote(value)}" for key, value in pairs.items())])
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = visible(line).replace("\n", "␊")
+        if not record.exc_info:
+            return line
+        below = visible(self.formatException(record.exc_info)).split("\n")
+        return "\n".join((line, *(f"  {each}" if _TIME.match(each) else each for each in below)))
 
 
 class Log:
@@ -75,4 +87,5 @@ def setup(settings: LogSettings) -> None:
 
 def _quote(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return repr(text) if any(c in text for c in ' \n"=') or not text else text
+    plain = bool(text) and text.isprintable() and not any(c in text for c in ' "=')
+    return text if plain else repr(text)

@@ -7,13 +7,14 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.text import Text
 
 from paceline.cli.doctor import installation, machine
 from paceline.cli.doctor.cluster import cluster
 from paceline.cli.doctor.finding import Condition, Finding
 from paceline.cli.remote import DEFAULT_RUN_DIR
+from paceline.cli.terminal.console import SafeConsole
+from paceline.cli.terminal.printing import say
 from paceline.text import visible
 
 _STYLES = {Condition.OK: "green", Condition.NOTE: "yellow", Condition.BROKEN: "bold red"}
@@ -22,7 +23,7 @@ _MARKS = {Condition.OK: "✓", Condition.NOTE: "!", Condition.BROKEN: "✗"}
 
 def doctor(arguments: Namespace) -> int:
     """`paceline doctor`: a line per finding; 1 if something that was asked for does not work."""
-    console = Console()
+    console = SafeConsole()
     found: list[Finding] = []
     for each in _checks(arguments):
         found.append(each)
@@ -30,7 +31,7 @@ def doctor(arguments: Namespace) -> int:
             console.print(line(each), soft_wrap=True)
     is_well = all(each.condition is not Condition.BROKEN for each in found)
     if arguments.json:
-        print(json.dumps({"ok": is_well, "findings": [asdict(each) for each in found]}))
+        say(json.dumps({"ok": is_well, "findings": [asdict(each) for each in found]}))
     return 0 if is_well else 1
 
 
