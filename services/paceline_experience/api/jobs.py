@@ -73,6 +73,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 spec, request_id=request.request_id, files=dict(request.files)
             )
             change.target = job.status.job_id
+            # Of a request with the same id, the job is there already.
+            change.repeated = self._audit.is_recent(who, "job.submit", change.target)
         return wire.to_proto(job, types_pb2.Job)
 
     async def UploadCode(
@@ -95,6 +97,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 accept=lambda: accept(context),
             )
             change.target = code.digest
+            change.repeated = self._audit.is_recent(who, "code.upload", change.target)
         return pb.Code(digest=code.digest, num_files=len(code.names))
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> types_pb2.Job:
@@ -263,7 +266,19 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         async with self._audit.change(who, action, tenant=who.tenant, target=job_id) as change:
             who.check_role(Role.SUBMIT)
             change.tenant = await self._check(job_id, context)
+            before = await self._asked(job_id)
             yield
+            change.repeated = await self._asked(job_id) == before
+
+    async def _asked(self, job_id: str) -> tuple[JobState | None, str, bool]:
+        """State and reason of a job, unless it is to be deleted: what users may change of it."""
+        try:
+            if await self._jobs.registry.mark_of(job_id) is not None:
+                return None, "", True
+            status = (await self._jobs.get(job_id)).status
+        except NotFoundError:  # deleted meanwhile
+            return None, "", True
+        return status.state, status.reason, False
 
     async def _check(self, job_id: str, context: Any) -> str:
         """The tenant of a job.

@@ -31,7 +31,9 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
     async def SetQuota(self, request: pb.SetQuotaRequest, context: Any) -> pb.Tenant:
         """Set or reset a quota; tenants cannot set their own."""
         who = caller(context)
-        async with self._audit.change(who, "quota.set", tenant=who.tenant, target=request.tenant):
+        async with self._audit.change(
+            who, "quota.set", tenant=who.tenant, target=request.tenant
+        ) as change:
             who.check_role(Role.ADMIN)
             if not who.sees(ALL_TENANTS):
                 raise PermissionDeniedError(
@@ -39,4 +41,6 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
                 )
             own = request.HasField("quota")
             quota = quota_from(request.quota, self._tenants.default) if own else None
-            return tenant_to(await self._tenants.set(request.tenant, quota))
+            change.repeated = self._tenants.own_quota(request.tenant) == quota
+            found = await self._tenants.set(request.tenant, quota)
+        return tenant_to(found)

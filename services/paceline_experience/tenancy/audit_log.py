@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.enums import AuditOutcome
-from paceline.errors import InvalidError, PacelineError, StoreError
+from paceline.errors import InvalidError, NotFoundError, PacelineError, StoreError
 from paceline.telemetry.logs import Log
 from paceline.transport.principal import ALL_TENANTS, Principal, Role
 from paceline_experience.store.store import Store
@@ -27,6 +28,7 @@ _CHUNK = 500
 _ID = re.compile(r"[0-9]{1,19}(-[0-9]{1,19})?")
 # Entries scanned for one page: a filter that matches nothing must not block the store.
 _MAX_SCANNED = 10_000
+_MAX_RECENT = 4096
 _FILE_BYTES, _FILES = 16 << 20, 8
 log = Log("audit")
 Command = tuple[str | int, ...]
@@ -57,6 +59,8 @@ class AuditedChange:
 
     tenant: str
     target: str = ""
+    repeated: bool = False
+    """It has changed nothing, since it was done before: a retry, or somebody waits. No entry."""
 
 
 class AuditLog:
@@ -70,6 +74,8 @@ class AuditLog:
         self._max_entries = max_entries
         self._path = path
         self._file: RotatingFileHandler | None = None
+        # Callers, actions and targets of recent changes: some targets are gone since.
+        self._recent: OrderedDict[tuple[str, str, str], None] = OrderedDict()
 
     async def write(
         self,
@@ -123,7 +129,13 @@ class AuditLog:
         """Record how the work inside ends, before the caller gets an answer."""
         async with self.refusals(who, action, tenant=tenant, target=target) as change:
             yield change
-        await self.write(who, action, tenant=change.tenant, target=change.target)
+        if not change.repeated:
+            await self.write(who, action, tenant=change.tenant, target=change.target)
+            self._remember(who, action, change.target)
+
+    def is_recent(self, who: Principal, action: str, target: str) -> bool:
+        """Whether this process has recorded this lately."""
+        return (who.token_id, action, target) in self._recent
 
     @asynccontextmanager
     async def refusals(
@@ -134,6 +146,8 @@ class AuditLog:
         try:
             yield change
         except PacelineError as error:
+            if isinstance(error, NotFoundError) and self.is_recent(who, action, change.target):
+                raise  # it waits until what it has deleted is gone
             # Only the type: a message may quote anything that the caller sent.
             outcome = AuditOutcome.REFUSED if error.http < 500 else AuditOutcome.FAILED
             await self._note(who, action, change, outcome=outcome, detail=type(error).__name__)
@@ -174,6 +188,11 @@ class AuditLog:
         ends = [_sort_key(_read(part[-1])) for part in parts if len(part) == _CHUNK]
         # Below the end of a stream's chunk, entries of that stream may be missing.
         return [entry for entry in found if not ends or _sort_key(entry) >= max(ends)], bool(ends)
+
+    def _remember(self, who: Principal, action: str, target: str) -> None:
+        self._recent[who.token_id, action, target] = None
+        while len(self._recent) > _MAX_RECENT:
+            self._recent.popitem(last=False)
 
     def close(self) -> None:
         """Close the file."""

@@ -106,6 +106,10 @@ class Tenants:
         self._unreadable = unreadable
         return found
 
+    def own_quota(self, tenant: str) -> Quota | None:
+        """The quota that a tenant was given; None: that of all others applies."""
+        return self._quotas.own.get(tenant)
+
     async def set(self, tenant: str, quota: Quota | None) -> Tenant:
         """Set a tenant's quota, or None: back to the default. Running jobs go on.
 
