@@ -14,6 +14,9 @@ from paceline_experience.ledger.lifecycle.conditions import Conditions
 from paceline_experience.ledger.state import LedgerState
 
 _MIN_LAST_VERSION_TIMEOUT_S = 120.0  # for the last version to be published and served
+# A job fails when so many groups in a row could not be run: no chance, even if most tasks are bad.
+_MIN_INVALID_RUN = 64
+_INVALID_BATCHES = 8
 log = Log("ending")
 _REASONS = {
     "steps": "all steps are done",
@@ -185,6 +188,9 @@ class JobCompletion:
         all_bad = 0 < invalid == ended and not state.open
         if invalid == ended >= 2 * spec.batch_groups or (all_bad and exhausted):
             return state.meta.invalid_detail or "no task could be run"
+        run = state.counts["groups:invalid_run"]
+        if run >= max(_MIN_INVALID_RUN, _INVALID_BATCHES * spec.batch_groups):
+            return f"the last {run} tasks could not be run: {state.meta.invalid_detail}"
         stuck = self._batches.waiting and not state.open
         if stuck and self._over_budget():
             return (

@@ -110,6 +110,12 @@ local function move_all(rec, to)
   end
 end
 
+-- A group whose task could be run ends the run of those that could not.
+local function end_invalid_run()
+  local name = 'groups:invalid_run'
+  bump(name, -(tonumber(redis.call('HGET', COUNTS, name) or '0') + (delta[name] or 0)))
+end
+
 local function drop_episode(rec, i, reason)
   move(rec, i, 'x')
   bump((rec.version and 'eval:drop:' or 'drop:') .. reason, 1)
@@ -142,7 +148,10 @@ local function drop(rec, reason, only, only_reason)
       bump('groups:open', -1)
       bump('groups:ended', 1)
     end
-    if UNUSABLE[reason] then bump('groups:invalid', 1) end
+    if UNUSABLE[reason] then
+      bump('groups:invalid', 1)
+      bump('groups:invalid_run', 1)
+    end
     if rec.batch then unfix(rec.batch) end
     -- Its task may come again, and would be observed twice.
     observed[rec.id] = false

@@ -20,9 +20,11 @@ for _, item in ipairs(cjson.decode(ARGV[1])) do
     rec.accepted = true
     bump('groups:open', -1)
     bump('groups:accepted', 1)
+    end_invalid_run()
     bump('groups:ended', 1)
   elseif rec then
     drop(rec, item.verdict)
+    if not UNUSABLE[item.verdict] then end_invalid_run() end
     if item.filtered_for then bump('filter:' .. item.filtered_for, 1) end
     if item.detail ~= '' then set('invalid_detail', item.detail) end
   end

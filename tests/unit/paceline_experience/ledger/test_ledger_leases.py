@@ -208,6 +208,31 @@ async def test_a_job_without_any_valid_task_fails(store: Store, worlds: Worlds) 
     await world.clean(ledger)
 
 
+async def test_a_job_whose_tasks_cannot_be_run_any_more_fails(store: Store, worlds: Worlds) -> None:
+    """One valid group in between, and the count begins anew, also after a restart."""
+    world = worlds(store)
+    ledger = await world.started()
+
+    async def spoil(number: int) -> None:
+        for _ in range(number):
+            (assignment,) = await ledger.lease(worker_id="w", train=2, evals=0)
+            await ledger.give_back(
+                worker_id="w", keys=keys(assignment, GiveBackReason.INVALID, "the template hangs")
+            )
+
+    await ledger.submit(world.whole(await ledger.lease(worker_id="w", train=2, evals=0)))
+    await spoil(63)
+    await ledger.submit(world.whole(await ledger.lease(worker_id="w", train=2, evals=0)))
+    await spoil(60)
+    ledger = await world.opened()
+    await spoil(3)
+    assert world.hooks.ends == []
+    await spoil(1)
+    reason = "the last 64 tasks could not be run: the template hangs"
+    assert world.hooks.ends == [("failed", reason)]
+    await world.clean(ledger)
+
+
 async def test_an_unreported_failure_is_reported_after_a_restart(
     store: Store, worlds: Worlds
 ) -> None:
