@@ -365,10 +365,8 @@ class ExperienceService(Service):
         )
 
     async def _opened(self, job: Job, ledger: JobLedger) -> None:
-        if unlisted := job.status.unlisted:
-            log.warning(
-                "names functions that are not listed", job=job.status.job_id, names=unlisted
-            )
+        if names := job.status.unlisted:
+            log.warning("functions that are not listed", job=job.status.job_id, names=names)
         await self._training.restore(job, held=await ledger.held_version())
 
     def _add_servicers(self, chassis: Chassis) -> None:
