@@ -421,6 +421,19 @@ async def test_what_is_installed_is_named_by_every_byte_of_it(target: Range) -> 
     assert await target.install(target.code("leaf==1.0", name="pinned")) == from_index
 
 
+async def test_the_order_of_requirements_changes_nothing_in_a_set(target: Range) -> None:
+    """Else a job with the same wheels could decide whose file another job gets."""
+    found: list[Path] = []
+    for names in (("leaf", "branch"), ("branch", "leaf")):
+        code = target.code(*names, name=f"of-{names[0]}")
+        for name in names:
+            write_wheel(code / "wheels", name, files={"shared.py": f"OF = {name!r}"})
+        folder = target.root / f"cache-{names[0]}"
+        found.append(await target.install(code, folder=folder, no_index=True))
+    assert found[0].name == found[1].name
+    assert len({(each / "shared.py").read_text() for each in found}) == 1
+
+
 async def seen_while(task: asyncio.Task[Path]) -> str:
     """Arguments and environments of all processes below this one until a task ends."""
     seen = set[str]()

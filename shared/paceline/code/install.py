@@ -72,7 +72,7 @@ class Installation:
     async def fetch(
         self, requirements: Sequence[str], *, own: Sequence[LocalWheel], sources: WheelSources
     ) -> tuple[LocalWheel, ...]:
-        """Resolve requirements; returns the wheels that they need, in the folder.
+        """Resolve requirements; returns the wheels that they need, in the folder, by name.
 
         `own`: wheels of the job's code, besides those of `sources`.
 
@@ -90,10 +90,12 @@ class Installation:
             hold=self._hold(),
         )
         reply = await self._run(FETCHER, FETCH.dump_json(request), _environment(os.environ))
-        return reply.wheels
+        return tuple(sorted(reply.wheels, key=lambda each: (each.path.name, each.digest)))
 
     async def unpack(self, wheels: Sequence[LocalWheel]) -> Path:
         """Unpack wheels without network or secrets; returns the folder to import from.
+
+        Of files that several have, that of the last wheel stays.
 
         Raises:
             InstallError: they cannot be unpacked, or it takes too much time or disk.
