@@ -83,15 +83,13 @@ class ExperienceService(Service):
     """Owns the connection to the store and one ledger for each live job."""
 
     def __init__(self, chassis: Chassis, *, store: Store, options: ExperienceOptions) -> None:
-        self._settings = chassis.settings
+        settings = self._settings = chassis.settings
         self._metrics = chassis.metrics
         self._address = chassis.address
         self._usage = chassis.usage
         self._options = options
         self._store = store
-        self._jobs = JobStore(
-            store, limits=self._settings.limits, allowed=self._settings.plugins.targets
-        )
+        self._jobs = JobStore(store, limits=settings.limits, allowed=settings.plugins.targets)
         self._audit = AuditLog(
             store,
             path=self._settings.run_dir / "audit" / f"{self._settings.worker_id}.jsonl",
