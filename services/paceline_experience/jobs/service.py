@@ -234,6 +234,7 @@ class JobService:
         num_bytes = len(spec.model_dump_json().encode())
         self._quotas.check(spec.tenant, "spec_bytes", num_bytes)
         self._quotas.check(spec.tenant, "model_files_bytes", sum(map(len, files.values())))
+        self._quotas.check_evals(spec)
 
     async def cancel(self, job_id: str, *, reason: str) -> Job:
         """Start to cancel a job: nothing more is leased or trained.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paceline.api.tenants import SIZES
+from paceline.config import JobSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.quota import Quota
 from paceline.errors import LimitError
@@ -59,6 +60,21 @@ class Quotas:
         """Raise `LimitError` for a size above the limit."""
         if problem := self.excess(tenant, limit, num_bytes):
             raise LimitError(problem)
+
+    def check_evals(self, spec: JobSpec) -> None:
+        """Raise `LimitError` if the evaluations of a job have too many episodes."""
+        sizes = {name: each.tasks * each.samples for name, each in spec.eval_sets.items()}
+        total, most = sum(sizes.values()), self.settings.eval_episodes
+        if total <= most:
+            return
+        largest = max(sizes, key=lambda name: sizes[name])
+        field = f"evals.{largest}" if largest else "eval"
+        raise LimitError(
+            f"{field}.tasks: {spec.eval_sets[largest].tasks} tasks of "
+            f"{spec.eval_sets[largest].samples} samples make {total} episodes over all "
+            f"evaluations; this installation allows {most}; evaluate fewer tasks, or ask its "
+            "operator to raise `limits.eval_episodes`"
+        )
 
 
 @dataclass(frozen=True, slots=True)

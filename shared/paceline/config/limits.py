@@ -44,5 +44,8 @@ class LimitSettings(StrictModel):
     """
     eval_window: int = Field(default=2048, ge=1, le=65536)
     """Episodes of an evaluation in the store at once."""
+    eval_episodes: int = Field(default=65536, ge=1, le=1 << 20)
+    """Episodes of all evaluations of a job, each run once: tasks times samples. While they run,
+    their version of the weights is kept."""
     access: AccessLimits = AccessLimits()
     """Of the gateway: how often tokens may be tried and used."""

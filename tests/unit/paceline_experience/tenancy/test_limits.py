@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.config import parse_job
 from paceline.config.limits import LimitSettings
 from paceline.config.quota import MAX_TRAJECTORY_BYTES, MIB, Quota
 from paceline.enums import DropReason, GiveBackReason, JobState, TrackerState
@@ -317,3 +318,34 @@ async def test_pages_of_rows_end_by_bytes(store: Store, worlds: Worlds, tmp_path
     ]
     assert len(await history.page(job, after=0, limit=5, max_bytes=1 << 20)) == 5
     assert await history.count(job) == 100
+
+
+@pytest.mark.parametrize(
+    ("evals", "field"),
+    [
+        ({"eval": {"tasks": 400_000}}, "eval.tasks: 400000"),
+        ({"eval": {"tasks": 900, "samples": 1000, "temperature": 1.0}}, "eval.tasks: 900"),
+        (
+            {"evals": {"a": {"tasks": 100}, "b": {"tasks": 65_500}}},
+            "evals.b.tasks: 65500 tasks of 1 samples make 65600",
+        ),
+        ({"eval": {"tasks": 65_536}}, ""),
+        ({"eval": {"tasks": 64, "samples": 1024, "temperature": 1.0}}, ""),
+    ],
+)
+def test_evaluations_of_a_job_are_bounded_together(evals: dict[str, Any], field: str) -> None:
+    spec = parse_job(
+        {
+            "name": "x",
+            "model": {"path": "m"},
+            "tasks": {"environment": "arithmetic"},
+            "reward": [{"kind": "exact"}],
+            **evals,
+        }
+    )
+    if not field:
+        Quotas(LimitSettings()).check_evals(spec)
+        return
+    with pytest.raises(LimitError, match=rf"^{field}.* allows 65536.*limits.eval_episodes"):
+        Quotas(LimitSettings()).check_evals(spec)
+    Quotas(LimitSettings(eval_episodes=1 << 20)).check_evals(spec)
