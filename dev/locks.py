@@ -23,8 +23,8 @@ LOCKS = ROOT / "docker" / "locks"
 LIGHT = ("controller", "environment", "experience", "gateway", "reward", "tracking")
 ON_TORCH = ("local", "rollout", "trainer")
 """Extras of images whose base has torch."""
-BUILD = ("cyclonedx-bom>=7,<8",)
-"""Tools of the build stages, which are in no image."""
+BUILD = ("cyclonedx-bom>=7,<8", "hatchling>=1.26,<2")
+"""Tools of the build stages, which are in no image: the bill of materials and the build backend."""
 _NEVER = "python_version < '3'"
 
 

@@ -5,7 +5,10 @@ ARG BUILD_BASE=docker.io/library/python:3.11-slim-bookworm
 FROM ${BUILD_BASE} AS build
 WORKDIR /source
 COPY . .
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# The build backend is as locked too.
+RUN python -m venv /tmp/tools \
+    && /tmp/tools/bin/pip install --no-cache-dir --no-deps --require-hashes -r docker/locks/build.txt \
+    && /tmp/tools/bin/pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --wheel-dir /wheels .
 
 FROM ${BASE}
 ARG SERVICE=rollout
@@ -20,7 +23,8 @@ LABEL org.opencontainers.image.title="paceline-${SERVICE}" \
       org.opencontainers.image.licenses="Apache-2.0"
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # SGLang pins many dependencies, so Paceline's are installed in an environment layered over SGLang's,
-# which stays as it was tested. A second torch fails the build. Pools name SGLang's interpreter in
+# which stays as it was tested. A second torch fails the build. Without plug-ins pip looks nothing up,
+# and fails if the lock lacks anything. Pools name SGLang's interpreter in
 # their settings: `engines.sglang.python: /opt/sglang/bin/python` (docs/engines.md).
 # hadolint ignore=DL3013,DL3042,SC2086
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
@@ -29,7 +33,7 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     && python3 -m pip --python /opt/paceline/bin/python install --no-cache-dir --no-deps \
         --require-hashes -r "/locks/${SERVICE}.txt" \
     && python3 -m pip --python /opt/paceline/bin/python install --no-cache-dir --no-deps /wheels/paceline-*.whl \
-    && python3 -m pip --python /opt/paceline/bin/python install --no-cache-dir paceline ${PLUGINS} \
+    && python3 -m pip --python /opt/paceline/bin/python install --no-cache-dir paceline ${PLUGINS:---no-index} \
     && python3 -m venv /tmp/sbom \
     && /tmp/sbom/bin/pip install --no-cache-dir --no-deps --require-hashes -r /locks/build.txt \
     && /tmp/sbom/bin/cyclonedx-py environment --output-reproducible \

@@ -7,21 +7,23 @@ ARG SERVICE
 ARG PLUGINS=""
 WORKDIR /source
 COPY . .
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# The build backend is as locked too.
+RUN python -m venv /tmp/tools \
+    && /tmp/tools/bin/pip install --no-cache-dir --no-deps --require-hashes -r docker/locks/build.txt \
+    && /tmp/tools/bin/pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --wheel-dir /wheels .
 # A virtual environment separate from the base's packages, so that it can be copied as a whole, without
-# pip. Everything but the plug-ins is as locked, and listed in a bill of materials. The Kubernetes
-# client is half of the controller's image: its synchronous part is kept without byte code, since only
-# the certificate issuer uses it, once a day.
+# pip. Everything but the plug-ins is as locked, and listed in a bill of materials; without plug-ins pip
+# looks nothing up, and fails if a lock lacks anything. The Kubernetes client is half of the controller's
+# image: its synchronous part is kept without byte code, since only the certificate issuer uses it, once
+# a day.
 # hadolint ignore=DL3013,SC2086
 RUN python -m venv --without-pip /opt/paceline \
     && pip --python /opt/paceline/bin/python install --no-cache-dir --no-deps --require-hashes \
         -r "docker/locks/${SERVICE:?name one service}.txt" \
     && pip --python /opt/paceline/bin/python install --no-cache-dir --no-deps /wheels/paceline-*.whl \
-    && pip --python /opt/paceline/bin/python install --no-cache-dir paceline ${PLUGINS} \
+    && pip --python /opt/paceline/bin/python install --no-cache-dir "paceline[${SERVICE}]" ${PLUGINS:---no-index} \
     && find /opt/paceline -path '*/kubernetes/client/*' -name __pycache__ -prune -exec rm -r {} + \
-    && python -m venv /tmp/sbom \
-    && /tmp/sbom/bin/pip install --no-cache-dir --no-deps --require-hashes -r docker/locks/build.txt \
-    && /tmp/sbom/bin/cyclonedx-py environment --output-reproducible \
+    && /tmp/tools/bin/cyclonedx-py environment --output-reproducible \
         --output-file /opt/paceline/sbom.cdx.json /opt/paceline/bin/python
 
 FROM ${BASE}
