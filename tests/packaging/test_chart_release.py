@@ -124,6 +124,19 @@ def test_upgrade_and_rollback_keep_passwords_and_counts(release: Release) -> Non
     assert release.secret("rel-paceline-store") == store
 
 
+def test_a_new_password_of_the_store_needs_one_key_and_survives_upgrades(release: Release) -> None:
+    release.apply(PASSING, "install")
+    body = {"stringData": {"password": "another"}}
+    release.core.patch_namespaced_secret("rel-paceline-store", NAMESPACE, body)
+    for _ in range(2):
+        release.apply(PASSING)
+        assert release.secret("rel-paceline-store") == {
+            "password": "another",
+            "password.conf": "requirepass another\n",
+            "store.yaml": 'store_url: "redis://:another@rel-paceline-store:6379/0"\n',
+        }
+
+
 def test_the_number_of_pods_stays_when_the_release_leaves_it_to_others(release: Release) -> None:
     def of(**values: Any) -> dict[str, Any]:
         return PASSING | {"services": {"environment": values}}

@@ -66,6 +66,9 @@ WRONG: dict[str, tuple[str, ...]] = {
     "rollout: {extraVolumes: [{name: tmp, emptyDir: {}}]}": ('rollout: extraVolumes: name "tmp"',),
     "defaults: {extraVolumeMounts: [{name: tmp, mountPath: /tmp}]}": ('mountPath "/tmp"', "twice"),
     "store: {embedded: {pod: {extraEnv: [{name: A}, {name: A}]}}}": ('store: extraEnv: name "A"',),
+    f"defaults: {{image: {{digest: 'sha256:{'0' * 64}'}}}}": (
+        "defaults.image.digest: one digest cannot stand behind several images",
+    ),
     "fullnameOverride: This_One": ("fullnameOverride", "a-z0-9"),
 }
 

@@ -108,6 +108,9 @@ report less clearly. Takes (list where key list).
 {{/* Checks that the schema cannot express. */}}
 {{- define "paceline.check" -}}
 {{- $store := .Values.store -}}
+{{- if (.Values.defaults.image | default dict).digest -}}
+{{- fail "defaults.image.digest: one digest cannot stand behind several images; set image.digest of each service, of trainer, of the pools, of store.embedded and of certificates.pod" -}}
+{{- end -}}
 {{- if and $store.url $store.existingSecret -}}
 {{- fail "store: url and existingSecret are both set; choose one" -}}
 {{- end -}}
