@@ -46,7 +46,7 @@ async def test_a_tenant_holds_no_more_than_its_most_so_that_another_need_not_wai
     long = [asyncio.create_task(queue.acquire(OWNERS[0])) for _ in range(5)]
     await asyncio.sleep(0)
     assert sum(each.done() for each in long) == 2
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await queue.acquire(OWNERS[3])
     queue.release(OWNERS[3])
     queue.release(OWNERS[0])

@@ -188,12 +188,12 @@ async def test_bystanders_of_an_end_are_moved_and_the_culprit_is_named(make: Mak
     worlds = [await make() for _ in range(4)]
     for world in worlds:
         await world.step("before")
-    waiting = [asyncio.create_task(world.step("sleep0.5")) for world in worlds[:3]]
+    waiting = [asyncio.create_task(world.step("sleep3")) for world in worlds[:3]]
     await asyncio.sleep(0.1)
     with pytest.raises(WorldError, match="exit code 7"):
         await worlds[3].step("exit")
     moved = [(await each).observation.text.split() for each in waiting]
-    assert [each[:2] for each in moved] == [["sleep0.5", "2"]] * 3
+    assert [each[:2] for each in moved] == [["sleep3", "2"]] * 3
     assert len({each[2] for each in moved}) == 3
     for world in worlds:
         await world.close()
@@ -276,11 +276,11 @@ async def test_the_end_of_the_warm_process_is_told_at_once(
     """All worlds end with it; they are built anew from another."""
     world = await make()
     await world.step("before")
-    waiting = asyncio.create_task(world.step("sleep0.5"))
+    waiting = asyncio.create_task(world.step("sleep3"))
     await asyncio.sleep(0.1)
     warm_process().kill()
     moved = await asyncio.wait_for(waiting, PATIENCE_S)
-    assert moved.observation.text.startswith("sleep0.5 2 ")
+    assert moved.observation.text.startswith("sleep3 2 ")
     await world.close()
 
 

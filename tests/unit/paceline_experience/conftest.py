@@ -58,6 +58,7 @@ from paceline_experience.store.payloads import RedisPayloads
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
 from paceline_experience.tenancy.quotas import JobLimits, Quotas
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.wires import Wire
 
 
@@ -537,7 +538,7 @@ async def own_code(tmp_path: Path, store: Store) -> AsyncIterator[OwnCode]:
     async def folder_of(_: str) -> CodeFolder:
         return CodeFolder(folder)
 
-    def build(files: Mapping[str, str]) -> OwnFunctions:
+    def build(files: Mapping[str, str], *, call_s: float = PATIENCE_S) -> OwnFunctions:
         for name, text in files.items():
             (folder / name).write_text(text)
         functions = OwnFunctions(
@@ -546,8 +547,8 @@ async def own_code(tmp_path: Path, store: Store) -> AsyncIterator[OwnCode]:
             store=ArtifactStore(store),
             memory_bytes=2 << 30,
             max_processes=4,
-            call_s=3.0,
-            check_s=30.0,
+            call_s=call_s,
+            check_s=PATIENCE_S,
         )
         made.append(functions)
         return functions

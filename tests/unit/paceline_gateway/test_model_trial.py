@@ -89,9 +89,9 @@ async def test_others_are_accepted_and_tried_once(
     gateway: Gateway, job: dict[str, Any], template: str
 ) -> None:
     seconds = list[float]()
-    for _ in range(2):
+    for _ in range(6):
         since = time.monotonic()
         asked = request(job, {}, template)
         await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)
         seconds.append(time.monotonic() - since)
-    assert seconds[1] < seconds[0]
+    assert min(seconds[1:]) < seconds[0]

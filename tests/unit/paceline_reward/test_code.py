@@ -87,14 +87,15 @@ async def test_what_fails_says_why(
     grade: Grade, program: str, status: ScoreStatus, detail: str
 ) -> None:
     tests = {"inputs": ["1 2"], "outputs": ["3"]}
-    score = await grade(program, tests=tests, test_time_s=0.5)
+    limit_s = 0.5 if "took more" in detail else 60.0
+    score = await grade(program, tests=tests, test_time_s=limit_s, timeout_s=PATIENCE_S)
     assert (score.reward, score.status) == (0.0, status)
     assert score.detail.startswith(f"code: test 0: {detail}")
 
 
 async def test_all_tests_together_are_bounded(grade: Grade) -> None:
     tests = {"inputs": [""] * 20, "outputs": [""] * 20}
-    score = await grade("import time; time.sleep(0.3)", tests=tests, partial=True, timeout_s=1.0)
+    score = await grade("import time; time.sleep(0.6)", tests=tests, partial=True, timeout_s=3.0)
     assert 0.0 < score.reward < 0.25
     assert "took more than" in score.detail
 

@@ -139,7 +139,11 @@ async def scored(pools: JobPools) -> AsyncIterator[Scored]:
     scorer = Scorer(pool=plain, job_pools=pools)
 
     async def run(
-        function: str, *items: RewardInput, job: str = "a", timeout_s: float = 30.0, **options: Any
+        function: str,
+        *items: RewardInput,
+        job: str = "a",
+        timeout_s: float = PATIENCE_S,
+        **options: Any,
     ) -> list[Score]:
         part = {"kind": f"scoring:{function}", "timeout_s": timeout_s, **options}
         return await scorer.score(
@@ -231,8 +235,9 @@ async def test_one_that_never_answers_costs_its_own_item(
     scored: Scored, item: MakeItem, deed: str
 ) -> None:
     await scored("word", item("right"))  # imports are over
+    limit_s = PATIENCE_S if deed == "exit" else 6.0
     scores = await scored(
-        "try_to", item("environ"), item(deed), item("environ"), job="a", timeout_s=2.0
+        "try_to", item("environ"), item(deed), item("environ"), job="a", timeout_s=limit_s
     )
     assert [each.status for each in scores] == [
         ScoreStatus.OK,

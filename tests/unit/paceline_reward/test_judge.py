@@ -20,6 +20,7 @@ from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.plugins import RewardInput
 from paceline.testing.rewards import item
 from paceline.types import Score
+from paceline_harness.patience import PATIENCE_S
 from paceline_harness.servers.chat import Reply, chat, serving
 from paceline_reward.endpoints import WorkerEndpoints
 from paceline_reward.pool import ChildPool, plain_children
@@ -62,7 +63,11 @@ def asked(response: str = "It is 4.") -> RewardInput:
 
 
 async def score(
-    scorer: Scorer, *items: RewardInput, timeout_s: float = 10.0, job: str = "job", **options: Any
+    scorer: Scorer,
+    *items: RewardInput,
+    timeout_s: float = PATIENCE_S,
+    job: str = "job",
+    **options: Any,
 ) -> list[Score]:
     part = {"kind": "judge", "model": "m", "timeout_s": timeout_s, **options}
     found = items or (asked(),)
@@ -128,7 +133,7 @@ async def test_a_server_that_goes_on_failing_is_never_a_zero(
     judging: Judging, reply: Reply, detail: str
 ) -> None:
     with serving(lambda body: reply) as server:
-        (found,) = await score(judging.scorer(server.url), timeout_s=1.5)
+        (found,) = await score(judging.scorer(server.url), timeout_s=3.0)
     assert found.status is ScoreStatus.INFRA_ERROR
     assert detail in found.detail
     assert len(found.detail) < 400
@@ -157,7 +162,7 @@ async def test_a_slow_server_and_one_that_is_gone_are_infra_errors(judging: Judg
         scorer = judging.scorer(server.url)
         (late,) = await score(scorer, timeout_s=0.3)
         gone.set()
-    (dead,) = await score(scorer, timeout_s=0.3)
+    (dead,) = await score(scorer, timeout_s=3.0)
     assert late.status is dead.status is ScoreStatus.INFRA_ERROR
     assert late.detail == "judge: UnavailableError: endpoint 'judge': no answer within 0.3 s"
     assert "ConnectError" in dead.detail
@@ -166,7 +171,7 @@ async def test_a_slow_server_and_one_that_is_gone_are_infra_errors(judging: Judg
 async def test_a_server_that_comes_back_is_found_in_time(judging: Judging) -> None:
     with serving(lambda body: chat("Score: 1")) as server:
         port = server.port
-    waiting = asyncio.create_task(score(judging.scorer(server.url), timeout_s=20.0))
+    waiting = asyncio.create_task(score(judging.scorer(server.url), timeout_s=PATIENCE_S))
     await asyncio.sleep(0.3)
     with serving(lambda body: chat("Score: 5"), port):
         (found,) = await waiting
@@ -182,9 +187,10 @@ async def test_a_silent_request_is_made_again(judging: Judging) -> None:
         return chat("Score: 5")
 
     with serving(answer) as server:
-        (found,) = await score(judging.scorer(server.url, timeout_s=0.2))
+        (found,) = await score(judging.scorer(server.url, timeout_s=1.0), timeout_s=PATIENCE_S)
         gone.set()
-    assert (found.reward, len(server.requests)) == (0.5, 2)
+    assert found.reward == 0.5
+    assert len(server.requests) >= 2
 
 
 async def test_a_refusal_is_told_without_the_key(
@@ -250,13 +256,13 @@ async def test_an_endpoint_has_as_many_connections_as_its_operator_allows(
     together = threading.Barrier(most)
 
     def answer(body: dict[str, Any]) -> Reply:
-        together.wait(30.0)
+        together.wait(PATIENCE_S)
         return chat("Score: 5")
 
     with serving(answer) as server:
         items = [asked(f"It is {number}.") for number in range(most)]
         scorer = judging.scorer(server.url, concurrency=most)
-        found = await score(scorer, *items, concurrency=most, timeout_s=60.0)
+        found = await score(scorer, *items, concurrency=most)
     assert [each.reward for each in found] == [0.5] * most
 
 

@@ -35,7 +35,7 @@ from paceline_harness.processes import sealed_processes
 
 pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
 
-SETTINGS = TokenizerSettings(timeout_s=1.0, load_s=10.0, memory_bytes=512 << 20)
+SETTINGS = TokenizerSettings(timeout_s=3.0, load_s=60.0, memory_bytes=512 << 20)
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}<assistant>"
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 QWEN = (
@@ -148,9 +148,9 @@ BACKTRACKS = normalizers.Replace(Regex("(a+)+c"), "c")
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        (files_of(LOOPS), "model.path: chat template: takes more than 1 s"),
+        (files_of(LOOPS), "model.path: chat template: takes more than 3 s"),
         (files_of("{{ messages[0].content * 10**9 }}"), "model.path: chat template: needs more"),
-        (files_of(POWER), "model.path: chat template: takes more than 1 s"),
+        (files_of(POWER), "model.path: chat template: takes more than 3 s"),
         (files_of(normalizer=GROWS), "model.path: tokenizer.json: (takes more|ends its process)"),
         (files_of(normalizer=BACKTRACKS), "model.path: tokenizer.json: .*retry-limit"),
         (files_of("{{ raise_exception('not for you') }}"), "chat template: not for you"),
@@ -171,7 +171,7 @@ async def test_what_harms_is_named_and_harms_only_its_own_job(
         await asyncio.sleep(0.01)
     with pytest.raises(InvalidError, match=why):
         await failing
-    assert answers > 1 or "takes more than 1 s" not in why
+    assert answers > 1 or "takes more than 3 s" not in why
 
 
 @pytest.mark.parametrize(
@@ -198,12 +198,12 @@ async def test_files_that_cannot_be_read_are_named(
     stage = Stage(made)
     seconds = list[float]()
     try:
-        for _ in range(2):
+        for _ in range(6):
             since = time.monotonic()
             with pytest.raises(InvalidError, match=why):
                 await stage.of("job", files)
             seconds.append(time.monotonic() - since)
-        assert seconds[1] < seconds[0]  # known by then
+        assert min(seconds[1:]) < seconds[0]  # known by then
     finally:
         await made.close()
 
@@ -220,12 +220,12 @@ async def test_calls_beside_one_that_hangs_are_answered(stage: Stage) -> None:
 async def test_a_tokenizer_that_always_hangs_is_not_started_again(stage: Stage) -> None:
     tokenizer = await stage.of("job", files_of(LOOPS))
     seconds = list[float]()
-    for _ in range(MAX_ENDS + 1):
+    for _ in range(MAX_ENDS + 5):
         since = time.monotonic()
         with pytest.raises(InvalidError, match="chat template: takes more"):
             await show(tokenizer)
         seconds.append(time.monotonic() - since)
-    assert seconds[-1] < min(seconds[:-1])
+    assert min(seconds[MAX_ENDS:]) < min(seconds[:MAX_ENDS])
     await none_is_left()
 
 

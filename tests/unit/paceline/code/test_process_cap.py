@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from paceline.code.process_cap import ProcessCap, Release
 from paceline.fair_queue import QueueOwner
 from paceline.telemetry.metrics import Metrics
+from paceline_harness.patience import PATIENCE_S
 
 A, B = QueueOwner("t", "a"), QueueOwner("t", "b")
 
@@ -47,7 +48,7 @@ async def test_room_is_made_only_when_it_is_needed() -> None:
     for _ in range(2):
         held.append(await cap.take(A))
     assert ended == []
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await cap.take(B)
     assert ended == [B]
 
