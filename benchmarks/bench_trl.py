@@ -22,12 +22,13 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline import ROOT, machine, observe, steady, table
-from recipes import serving
+from pipeline import machine, observe, steady, table
+from rig.installation import ROOT, serving
+from rig.smoke import arguments as arguments_of
 from transformers import AutoTokenizer
 
 from paceline.config import load_job
@@ -98,19 +99,37 @@ def main() -> int:
     """Run the cases and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--trl-python", type=Path, required=True)
+    parser.add_argument("--trl-python", type=Path, help="interpreter with TRL; required")
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
     parser.add_argument("--rounds", type=int, help="alternating runs, instead of the case's own")
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, cases=["demo"], rounds=1)
+    if not (arguments.trl_python or arguments.smoke):
+        parser.error("--trl-python is required")
     found: dict[str, Any] = {"machine": machine(), "cases": {}}
     if arguments.json.exists():
         found["cases"] = json.loads(arguments.json.read_text())["cases"]
-    for name in arguments.cases:
+    if arguments.smoke:
+        found["cases"]["smoke"] = ours_only(arguments.smoke)
+        found["not_run"] = "TRL: it has an environment of its own"
+    for name in () if arguments.smoke else arguments.cases:
         found["cases"][name] = compare(CASES[name], arguments.trl_python, arguments.rounds)
         print(name, json.dumps(found["cases"][name]["ratio"]), flush=True)
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        write(arguments.json, found)
+    write(arguments.json, found)
     return 0
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Write the results so far."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def ours_only(smoke: Path) -> dict[str, Any]:
+    """The side of Paceline, and the input of the other one, with the model of a smoke."""
+    case = replace(CASES["demo"], steps=4, warm=0)
+    given = inputs(case, smoke / "model")
+    return {"paceline": [run_ours(case, smoke)], "tasks": len(given["tasks"])}
 
 
 def compare(case: Case, python: Path, rounds: int | None) -> dict[str, Any]:
@@ -151,13 +170,14 @@ def threads_to_try() -> list[int]:
     return sorted({1, os.cpu_count() or 1})
 
 
-def inputs(case: Case) -> dict[str, Any]:
-    """The job as TRL's side gets it: texts and numbers."""
+def inputs(case: Case, model: Path | None = None) -> dict[str, Any]:
+    """The job as TRL's side gets it: texts and numbers; with another model if it is named."""
     spec = load_job(case.job)
-    tokenizer: Any = AutoTokenizer.from_pretrained(ROOT / spec.model.path, local_files_only=True)
+    folder = model or ROOT / spec.model.path
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     needed = case.steps * spec.experience.batch_groups
     return {
-        "model": str(ROOT / spec.model.path),
+        "model": str(folder),
         "tasks": tasks(spec, tokenizer, {}, needed),
         "heldout": tasks(spec, tokenizer, spec.eval.options, spec.eval.tasks) if spec.eval else [],
         "pattern": spec.reward[0].options.get("pattern", ""),
@@ -191,7 +211,7 @@ def tasks(spec: Any, tokenizer: Any, more: dict[str, Any], num: int) -> list[dic
         prompt = str(payload["question"])
         if tokenizer.chat_template is not None:
             messages = [
-                {"role": "system", "content": options["system_prompt"]},
+                {"role": "system", "content": options.get("system_prompt", "")},
                 {"role": "user", "content": prompt},
             ]
             prompt = tokenizer.apply_chat_template(
@@ -223,7 +243,7 @@ def run_trl(
     return found | ({"goal_s": next(reached, math.inf)} if case.goal else {})
 
 
-def run_ours(case: Case) -> dict[str, Any]:
+def run_ours(case: Case, smoke: Path | None = None) -> dict[str, Any]:
     """One installation and one job for throughput, and one for the time to the goal."""
     overrides: dict[str, Any] = {
         "experience.filters": [],
@@ -234,21 +254,21 @@ def run_ours(case: Case) -> dict[str, Any]:
     if case.latency:
         overrides["tasks.environment"] = "slow_arithmetic"
     with slow_environment() if case.latency else nullcontext():
-        spec, samples, summary = observe(case.job, overrides)
+        spec, samples, summary = observe(case.job, overrides, smoke=smoke)
         moving = [each for each in steady(spec, samples) if each.step >= case.warm]
         found = table(case.name, spec, moving, summary)
         found["samples_per_s"] = found.pop("episodes_per_s")
         if case.goal:
-            found["goal_s"] = time_to_goal(case)
+            found["goal_s"] = time_to_goal(case, smoke)
     return found
 
 
-def time_to_goal(case: Case) -> float:
+def time_to_goal(case: Case, smoke: Path | None = None) -> float:
     """Seconds from the warm model's first evaluation to a held-out reward of `GOAL`."""
     overrides = {"experience.filters": [], "eval.every": 10, "stop.steps": case.steps}
     spec = load_job(case.job, overrides).model_dump(mode="json")
     spec["model"]["path"] = str(ROOT / spec["model"]["path"])
-    with serving() as client:
+    with serving(smoke) as client:
         started = math.nan
         for event in client.watch(client.submit(spec).status.job_id):
             evals = [each for each in event.metrics if each.kind is Purpose.EVAL]

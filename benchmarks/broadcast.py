@@ -24,13 +24,15 @@ from typing import Any
 
 from fleet.hops import hops
 from fleet.scenarios import Scenario, freeze, join, kill, measure, slow, supersede
+from rig.smoke import arguments
 
 from paceline.weights.cost import Hop, path_s
 from paceline_harness.broadcast import rows as simulated
 from paceline_harness.network import Network
 
 REPAIR_MIB = 128
-HOP_BYTES = 256 << 20
+HOP_BYTES, SMOKE_BYTES = 256 << 20, 1 << 20
+SMOKE = Scenario("smoke", mib=1, hosts=(3,), fans_out=True)
 SCENARIOS = [
     Scenario("star8-200", mib=256, fans_out=True),
     Scenario("star8-200-64", mib=64, fans_out=True),
@@ -139,19 +141,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
+    given = arguments(parser, rounds=1, only=["loopback", "simulated", "smoke"])
     report = Report(given.json, given.only)
     if report.wants("loopback"):
-        for found in hops(HOP_BYTES, given.rounds):
+        size, lengths = (SMOKE_BYTES, (1,)) if given.smoke else (HOP_BYTES, (1, 3))
+        for found in hops(size, given.rounds, lengths=lengths):
             report.add(found)
     if report.wants("simulated"):
-        for found in simulated():
+        for found in simulated(quick=bool(given.smoke)):
             report.add(found)
     reason = Network.unavailable_reason()
     if reason:
         report.skip(reason)
         return
-    for scenario in SCENARIOS:
+    for scenario in [SMOKE] if given.smoke else SCENARIOS:
         if report.wants(scenario.name):
             report.add(row(scenario, given.rounds))
 

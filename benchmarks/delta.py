@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rig.smoke import arguments
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -42,7 +43,7 @@ MISSING = """the model is missing; to create it:
 RATES = (1e-6, 1e-5)
 STARTS = ("checkpoint", "spread")
 DISTANCES = (1, 2, 5)
-GROUPS, ANSWERS, NEW = 4, 4, 16
+ANSWERS, NEW = 4, 16
 LINK_BITS_PER_S = 1e9
 Snapshot = memoryview
 
@@ -50,16 +51,17 @@ Snapshot = memoryview
 class Rollouts:
     """Batches of answers with advantages, all sampled from the starting policy."""
 
-    def __init__(self, model: Any, steps: int) -> None:
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
+    def __init__(self, model: Any, folder: Path, *, steps: int, groups: int) -> None:
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._chance = random.Random(0)
+        self._groups = groups
         self.batches = [self._batch(model) for _ in range(steps)]
 
     @torch.no_grad()
     def _batch(self, model: Any) -> list[tuple[Tensor, int, Tensor]]:
         """Groups with unequal rewards: tokens [A, T], prompt length, advantages [A]."""
         found: list[tuple[Tensor, int, Tensor]] = []
-        while len(found) < GROUPS:
+        while len(found) < self._groups:
             left, right = self._chance.randrange(10), self._chance.randrange(10)
             ids = self._prompt(left, right)
             tokens = model.generate(
@@ -213,9 +215,11 @@ def speeds(chunks: Chunks, num_bytes: int, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def measure(rollouts: Rollouts, rate: float, start: str, rounds: int) -> dict[str, Any]:
+def measure(
+    rollouts: Rollouts, folder: Path, rate: float, start: str, rounds: int
+) -> dict[str, Any]:
     """Train once, and measure the deltas of its snapshots."""
-    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if start == "spread":
         spread(model)
     print(f"lr {rate:g} from {start}", flush=True)
@@ -260,19 +264,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help=f"{max(DISTANCES)} or more")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="learning rates")
-    given = parser.parse_args()
-    if not (MODEL / "config.json").exists():
+    parser.add_argument("--groups", type=int, default=4, help="of a step")
+    given = arguments(parser, steps=5, rounds=1, rates=[1e-3], groups=1)
+    folder: Path = given.smoke / "model" if given.smoke else MODEL
+    if not (folder / "config.json").exists():
         print(f"skipped: {MISSING}")
         return
     if given.steps < max(DISTANCES):
         parser.error(f"--steps {given.steps}; allowed: {max(DISTANCES)} or more")
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    rollouts = Rollouts(model, given.steps)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    rollouts = Rollouts(model, folder, steps=given.steps, groups=given.groups)
     found: dict[str, Any] = {"machine": machine(), "steps": given.steps, "rows": []}
     for rate in given.rates:
         for start in STARTS:
-            row = measure(rollouts, rate, start, given.rounds)
+            row = measure(rollouts, folder, rate, start, given.rounds)
             print(json.dumps(row), flush=True)
             found["rows"].append(row)
             if given.json is not None:

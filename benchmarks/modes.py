@@ -43,6 +43,7 @@ from generation import dart
 from generation.ideal import Ideal, Rules
 from generation.measure import Measured, Setting, measure
 from pipeline import machine
+from rig.smoke import arguments as arguments_of
 
 from paceline.digest import number
 from paceline_experience.ledger.task_cursor import stable_seed
@@ -107,6 +108,7 @@ SCALES = {
     64: Scale(64, 1.0, steps=9, barrier_steps=5),
     256: Scale(256, 6.0, steps=8, barrier_steps=3),
 }
+SMOKE = Scale(64, 0.1, steps=3, barrier_steps=2)
 
 
 def tokens(group: int, index: int) -> int:
@@ -260,14 +262,15 @@ def main() -> int:
     parser.add_argument("--slots", type=int, nargs="*", choices=list(SCALES), default=list(SCALES))
     parser.add_argument("--modes", nargs="*", choices=list(MODES), default=list(MODES))
     parser.add_argument("--dart", action="store_true", help="DART's three ratios instead")
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, slots=[64], modes=["asynchronous"])
     if arguments.dart:
-        _write(arguments.json, dart.run())
+        sizes = {"coupled_steps": 2, "steps": 5} if arguments.smoke else {}
+        _write(arguments.json, dart.run(**sizes))
         return 0
     rows: list[dict[str, Any]] = []
     for slots in arguments.slots:
         for name in arguments.modes:
-            rows.append(row(name, SCALES[slots]))
+            rows.append(row(name, SMOKE if arguments.smoke else SCALES[slots]))
             print(json.dumps(rows[-1]), flush=True)
     if arguments.json:
         _write(arguments.json, {"rows": merged(arguments.json, rows)})

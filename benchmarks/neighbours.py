@@ -16,7 +16,6 @@ import platform
 import random
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -29,6 +28,9 @@ from typing import Any
 
 import psutil
 from hostile_jobs import jobs, mutant
+from rig.installation import ROOT, installed, url_of
+from rig.smoke import OneJob
+from rig.smoke import arguments as arguments_of
 
 from paceline.api.documents import JobView
 from paceline.client.client import Client
@@ -40,10 +42,9 @@ from paceline.errors import (
     QuotaError,
     StateError,
 )
-from paceline.files import read_json
-from paceline.local.supervisor import Local
+from paceline.files import token_of
+from paceline.local.processes import records_in
 
-ROOT = Path(__file__).resolve().parent.parent
 SHARED = ("store", "experience", "gateway", "controller", "environment", "reward", "tracking")
 LOOK_S = 0.25
 END_S = 120.0
@@ -142,10 +143,9 @@ class Processes:
 
     def look(self) -> None:
         """Record the running processes."""
-        for path in self._folder.glob("*.json"):
-            pid = int((read_json(path) or {}).get("pid") or 0)
-            if pid and psutil.pid_exists(pid):
-                self._seen.setdefault(path.stem, set()).add(pid)
+        for record in records_in(self._folder):
+            if record.pid and psutil.pid_exists(record.pid):
+                self._seen.setdefault(record.name, set()).add(record.pid)
 
     def restarts(self) -> dict[str, int]:
         """Number of restarts of each."""
@@ -170,19 +170,27 @@ def honest(valid: list[dict[str, Any]]) -> Specs:
         yield from valid
 
 
-def compare(arguments: argparse.Namespace, local: Local) -> dict[str, Any]:
-    """Run rounds until enough mutants have run."""
-    with Client(local.url, token=local.token, timeout_s=60.0) as admin:
+def clients_of(run_dir: Path, smoke: Path | None) -> list[Client]:
+    """Clients of the victim and of its neighbour; those of a smoke have one tenant and one job."""
+    url, token = url_of(run_dir), token_of(run_dir)
+    if smoke:
+        return [OneJob(url, token=token, model=smoke.resolve() / "model") for _ in range(2)]
+    with Client(url, token=token, timeout_s=60.0) as admin:
         admin.set_quota("neighbour", quota=QUOTA)
-        clients = [
-            Client(local.url, token=admin.create_token(n, tenant=n).secret, timeout_s=60.0)
-            for n in ("victim", "neighbour")
+        return [
+            Client(url, token=admin.create_token(name, tenant=name).secret, timeout_s=60.0)
+            for name in ("victim", "neighbour")
         ]
+
+
+def compare(arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
+    """Run rounds until enough mutants have run."""
+    clients = clients_of(run_dir, arguments.smoke)
     victim, neighbour = clients[0], Neighbour(clients[1])
     own, *_ = jobs(arguments.model, stop={"steps": arguments.steps}, **SECTIONS)
     valid = jobs(arguments.model, stop={"steps": 5}, **SECTIONS)
     kinds = {"hostile": mutants(random.Random(arguments.seed), valid), "honest": honest(valid)}
-    processes, rounds = Processes(local.run_dir), list[Round]()
+    processes, rounds = Processes(run_dir), list[Round]()
     while _count(rounds, "hostile") < arguments.mutants or len(rounds) % HONEST_EVERY != 1:
         kind = "honest" if len(rounds) % HONEST_EVERY == 0 else "hostile"
         rounds.append(one_round(kind, kinds[kind], victim, neighbour, own, processes))
@@ -264,11 +272,13 @@ def main() -> int:
     )
     parser.add_argument("--steps", type=int, default=100, help="steps of the victim's job")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, mutants=1, steps=1)
+    if arguments.smoke:
+        arguments.model = arguments.smoke / "model"
     load = [os.getloadavg()[0]]
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="pl") as name, Local(Path(name), http_port=0) as local:
-        result = compare(arguments, local)
+    with installed(smoke=arguments.smoke) as run_dir:
+        result = compare(arguments, run_dir)
     load.append(os.getloadavg()[0])
     result |= {
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "load": load},

@@ -20,8 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline import ROOT, machine
-from recipes import serving
+from pipeline import machine
+from rig.installation import ROOT, serving
+from rig.smoke import arguments as arguments_of
 
 from paceline.client.client import Client
 
@@ -86,9 +87,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, rounds=1)
     rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in RUNS}
-    with tempfile.TemporaryDirectory() as name, serving() as client:
+    with tempfile.TemporaryDirectory() as name, serving(arguments.smoke) as client:
         folder = Path(name)
         (folder / "world.py").write_text(WORLD)
         for _ in range(arguments.rounds):

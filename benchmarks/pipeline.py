@@ -14,22 +14,22 @@ import asyncio
 import json
 import os
 import platform
-import shutil
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rig.installation import ROOT, installed, url_of
+from rig.smoke import arguments as arguments_of
 
 from paceline import wire
 from paceline.client.client import Client
 from paceline.config import load_job
 from paceline.enums import JobState, WorkerKind
 from paceline.files import token_of
+from paceline.local.ports import PortSlots
 from paceline.transport.rpc import call, connect
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1.roster_pb2_grpc import RosterStub
@@ -37,7 +37,6 @@ from paceline.v1.roster_pb2_grpc import RosterStub
 if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
-ROOT = Path(__file__).resolve().parent.parent
 LIGHT = ("gateway", "controller", "experience", "environment", "reward")
 
 # For throughput: no filters, so every episode is trained on, and rare evaluations.
@@ -70,12 +69,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--job", type=Path, default=ROOT / "examples" / "arithmetic.yaml")
     parser.add_argument("--only", choices=["demo", "simulated"])
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, steps=4, only="simulated")
     scenarios = {"demo": DEMO, "simulated": SIMULATED}
     rows: list[dict[str, Any]] = []
     for name, overrides in scenarios.items():
         if arguments.only in (None, name):
-            rows.append(run(name, arguments.job, {**overrides, "stop.steps": arguments.steps}))
+            sizes = {**overrides, "stop.steps": arguments.steps}
+            rows.append(run(name, arguments.job, sizes, smoke=arguments.smoke))
             print(json.dumps(rows[-1], indent=1), flush=True)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
@@ -92,44 +92,36 @@ def machine() -> dict[str, Any]:
     }
 
 
-def run(name: str, job: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+def run(
+    name: str, job: Path, overrides: dict[str, Any], *, smoke: Path | None = None
+) -> dict[str, Any]:
     """Run one scenario on a fresh installation."""
-    spec, samples, summary = observe(job, overrides)
+    spec, samples, summary = observe(job, overrides, smoke=smoke)
     return table(name, spec, steady(spec, samples), summary)
 
 
 def observe(
-    job: Path, overrides: dict[str, Any], *more: str
+    job: Path, overrides: dict[str, Any], *more: str, smoke: Path | None = None
 ) -> tuple[dict[str, Any], list[Sample], dict[str, Any]]:
     """Run a job on a fresh installation to its end; returns spec, samples and summary.
 
     `more` are additional options of `paceline up`.
     """
-    folder = Path(tempfile.mkdtemp(prefix="paceline-bench-"))
+    if smoke is not None:
+        own = {
+            "model.path": str(smoke.resolve() / "model"),
+            "rollout.engine": {"kind": "simulated"},
+        }
+        overrides = {**overrides, **own, "experience.batch_groups": 4}
     spec = load_job(job, overrides).model_dump(mode="json")
     spec["model"]["path"] = str((ROOT / spec["model"]["path"]).resolve())
-    command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(folder), "--port", "0"]
-    up = subprocess.Popen([*command, *more], cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        addresses = wait_for(folder / "gateway.json")
-        with Client(addresses["http"], token=token_of(folder)) as client:
-            job_id = client.submit(spec).status.job_id
-            samples = asyncio.run(watch(client, job_id, folder))
-            return spec, samples, client.get(job_id).status.summary
-    finally:
-        up.send_signal(signal.SIGTERM)
-        up.wait(60)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def wait_for(path: Path) -> dict[str, Any]:
-    """Wait for a JSON file of a service, and read it."""
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{path} did not appear")
-        time.sleep(0.2)
-    return json.loads(path.read_text())
+    with (
+        installed(*more, smoke=smoke) as folder,
+        Client(url_of(folder), token=token_of(folder)) as client,
+    ):
+        job_id = client.submit(spec).status.job_id
+        samples = asyncio.run(watch(client, job_id, folder))
+        return spec, samples, client.get(job_id).status.summary
 
 
 async def watch(client: Client, job_id: str, folder: Path) -> list[Sample]:
@@ -155,8 +147,8 @@ async def watch(client: Client, job_id: str, folder: Path) -> list[Sample]:
 
 def experience_address(folder: Path) -> str:
     """host:port of the experience service of a run."""
-    ports = json.loads((folder / "ports.json").read_text())
-    return f"127.0.0.1:{ports['experience']}"
+    port = PortSlots(folder / "ports.json").known("experience")
+    return f"127.0.0.1:{port}"
 
 
 def steady(spec: dict[str, Any], samples: list[Sample]) -> list[Sample]:

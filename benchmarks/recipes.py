@@ -17,17 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pipeline import ROOT, machine
+from pipeline import machine
+from rig.installation import ROOT, serving
+from rig.smoke import arguments as arguments_of
 
 from paceline.api.documents import MetricRow
 from paceline.client import Client
@@ -97,11 +94,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--recipes", nargs="+", default=sorted(registry.installed("recipes")))
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, steps=3)
     found: dict[str, Any] = {"machine": machine(), "steps": arguments.steps, "recipes": {}}
     if arguments.json.exists():  # only the recipes that are asked for are replaced
         found |= {"recipes": json.loads(arguments.json.read_text())["recipes"]}
-    with serving() as client:
+    with serving(arguments.smoke) as client:
         for name in (DEFAULT, *arguments.recipes):
             runs = [run(client, name, seed, arguments.steps) for seed in arguments.seeds]
             found["recipes"][name] = runs
@@ -112,33 +109,6 @@ def main() -> int:
     failed = [name for name, runs in recipes.items() if any("error" in each for each in runs)]
     print(f"failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
-
-
-@contextmanager
-def serving() -> Generator[Client]:
-    """A client of an installation on this machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder)
-        command = [sys.executable, "-m", "paceline.cli", "up", "--port", "0"]
-        with (run_dir / "up.log").open("w") as log:
-            process = subprocess.Popen(
-                [*command, "--run-dir", folder], stdout=log, stderr=log, cwd=ROOT
-            )
-        try:
-            yield _client(run_dir)
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _client(run_dir: Path) -> Client:
-    deadline = time.monotonic() + 60.0
-    while not (run_dir / "gateway.json").exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError((run_dir / "up.log").read_text())
-        time.sleep(0.2)
-    found = json.loads((run_dir / "gateway.json").read_text())
-    return Client(found["url"], token=(run_dir / "token").read_text().strip())
 
 
 def run(client: Client, name: str, seed: int, steps: int) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rig.smoke import arguments
+
 from paceline.config.service import ControllerOptions
 from paceline_controller.scaling.planner import Speed
 from paceline_controller.scaling.rehearsal import Rehearsal, planned
@@ -113,7 +115,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--hours", type=float, default=4.0)
     parser.add_argument("--seeds", type=int, default=5)
-    options = parser.parse_args()
+    options = arguments(parser, hours=0.1, seeds=1)
     found = [
         {
             "law": name,

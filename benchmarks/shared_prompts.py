@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from pipeline import machine
+from rig.smoke import arguments
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -60,6 +61,7 @@ CASES = (
     Case("135M", 2, 8, 48),
     Case("135M", 1, 32, 48),
 )
+SMOKE = Case("1M", 2, 4, 8)
 
 
 def main() -> None:
@@ -67,10 +69,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
+    given = arguments(parser, repeats=1)
     torch.set_num_threads(1)
     found: dict[str, Any] = {"machine": machine(), "cases": []}
-    for case in CASES:
+    for case in [SMOKE] if given.smoke else CASES:
         with tempfile.TemporaryDirectory() as folder:
             row = measure(case, make_model(case.model, Path(folder)), given.repeats)
         found["cases"].append(row)

@@ -26,7 +26,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from pipeline import ROOT, machine
+from pipeline import machine
+from rig.installation import ROOT
+from rig.smoke import arguments as arguments_of
 from transformers import AutoTokenizer
 
 from paceline.config import JobSpec, resolve_job
@@ -66,6 +68,7 @@ class Case:
     seed: int
     steps: int
     lr: float
+    model: Path = MODEL
 
 
 def main() -> int:
@@ -78,20 +81,21 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=192)
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, methods=["ppo"], delays=[1], seeds=[0], steps=2, processes=1)
     path: Path = arguments.json
     found: dict[str, Any] = {"machine": machine(), "runs": []}
     if path.exists():
         found = json.loads(path.read_text())
     done = {tuple(run[name] for name in ("method", "delay", "seed", "lr")) for run in found["runs"]}
     wanted = product(arguments.seeds, arguments.delays, arguments.methods)
+    model: Path = arguments.smoke / "model" if arguments.smoke else MODEL
     cases = [
-        Case(method, delay, seed, arguments.steps, arguments.lr)
+        Case(method, delay, seed, arguments.steps, arguments.lr, model)
         for seed, delay, method in wanted
         if (method, delay, seed, arguments.lr) not in done
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # this process computes nothing
     with context.Pool(arguments.processes, maxtasksperchild=1) as pool:
         for result in pool.imap_unordered(run, cases):
             found["runs"].append(result)
@@ -109,7 +113,7 @@ def run(case: Case) -> dict[str, Any]:
     group = RankGroup(RankInfo())
     learner, policy, mismatch = make(spec, group)
     loop = asyncio.new_event_loop()
-    sampler = Sampler(loop, policy, seed=case.seed)
+    sampler = Sampler(loop, policy, case.model, seed=case.seed)
     queue = deque(sampler.batch(0) for _ in range(case.delay))
     curve, rows = [sampler.held_out()], list[dict[str, float]]()
     for step in range(case.steps):
@@ -149,7 +153,7 @@ def job(case: Case) -> JobSpec:
     raw = {
         "recipe": case.method,
         "name": JOB,
-        "model": {"path": str(MODEL)},
+        "model": {"path": str(case.model)},
         "tasks": {"environment": "arithmetic"},
         "reward": ["exact"],
         "experience": {"advantage": "grpo", "group_size": SIZE, "max_staleness": case.delay},
@@ -190,8 +194,10 @@ def make(spec: JobSpec, group: RankGroup) -> tuple[Learner, PolicyModel, Mismatc
 class Sampler:
     """The torch engine in this process; it samples with the weights that it was given last."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, policy: PolicyModel, *, seed: int) -> None:
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(MODEL), local_files_only=True)
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, policy: PolicyModel, model: Path, *, seed: int
+    ) -> None:
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(model), local_files_only=True)
         self._tokenizer = tokenizer
         self._end = int(tokenizer.eos_token_id)
         self._loop = loop
@@ -201,7 +207,7 @@ class Sampler:
         self._train = ArithmeticTasks(seed)
         self._held_out = ArithmeticTasks(1, split="heldout")
         self._engine = TorchEngine(
-            model_dir=MODEL,
+            model_dir=model,
             dtype="float32",
             max_context=64,
             max_concurrent=256,

@@ -21,7 +21,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pipeline import ROOT, machine
+from pipeline import machine
+from rig.installation import ROOT
+from rig.smoke import arguments as arguments_of
 from trainer_step import WARM_UP, Shape, batch, make_model
 
 from paceline.config.precision import fast_dtype
@@ -57,17 +59,26 @@ CASES = {
         (8, 32),
     ),
 }
+SMOKE = Case("smoke", Shape(sequences=16, vocab=18), None, ARITHMETIC, 1, 4096, (), rounds=1)
 
 
 def main() -> int:
     """Run the cases and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--trl-python", type=Path, required=True)
+    parser.add_argument("--trl-python", type=Path, help="interpreter with TRL; required")
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser)
     found: dict[str, Any] = {"machine": machine(), "dtype": fast_dtype(), "cases": {}}
-    for name in arguments.cases:
+    if arguments.smoke:
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = run_ours(SMOKE, arguments.smoke / "model", 1, 1, Path(folder))
+            rows = [asdict(each) for each in batch(SMOKE.shape)]
+        found["cases"]["smoke"] = {"s_per_step": {"paceline": [seconds]}, "batch": len(rows)}
+        found["not_run"] = "TRL and the plain loop: they have an environment of their own"
+    elif arguments.trl_python is None:
+        parser.error("--trl-python is required")
+    for name in () if arguments.smoke else arguments.cases:
         with tempfile.TemporaryDirectory() as folder:
             found["cases"][name] = compare(CASES[name], arguments.trl_python, Path(folder))
         print(name, json.dumps(found["cases"][name]["ratio"]), flush=True)

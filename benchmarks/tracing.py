@@ -22,7 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pipeline import DEMO, ROOT, SIMULATED, machine, observe, steady, table
+from pipeline import DEMO, SIMULATED, machine, observe, steady, table
+from rig.installation import ROOT
+from rig.smoke import arguments as arguments_of
 
 from paceline_harness.otlp import Collector
 
@@ -41,7 +43,7 @@ def main() -> int:
     parser.add_argument(
         "--model", type=Path, default=None, help="model folder, instead of the job's"
     )
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, rounds=1, steps=4, samples=[1.0], scenario="simulated")
     found = {
         "machine": machine(),
         "scenario": arguments.scenario,
@@ -73,11 +75,19 @@ def measure(arguments: argparse.Namespace, sample: float, *, traced_first: bool)
     load = machine()["load_average"][0]
     with Collector() as collector, ThreadPoolExecutor(2) as threads:
         more = ("--otlp", collector.endpoint, "--otlp-sample", str(sample))
+        # A smoke has only the traced one, beside itself.
+        kinds = (True,) if arguments.smoke else (traced_first, not traced_first)
         runs = {
-            traced: threads.submit(observe, arguments.job, overrides, *(more if traced else ()))
-            for traced in (traced_first, not traced_first)
+            traced: threads.submit(
+                observe,
+                arguments.job,
+                overrides,
+                *(more if traced else ()),
+                smoke=arguments.smoke,
+            )
+            for traced in kinds
         }
-        seen = {traced: run.result() for traced, run in runs.items()}
+        seen = {traced: runs.get(traced, runs[kinds[0]]).result() for traced in (True, False)}
         spans = len(collector.spans())
     parts = {traced: steady(spec, samples) for traced, (spec, samples, _) in seen.items()}
     begin = max(samples[0].at_s for samples in parts.values())

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from grpc import aio
+from rig.smoke import arguments as arguments_of
 
 from paceline.config import JobSpec
 from paceline.config.load import resolve_job
@@ -301,12 +302,12 @@ def main() -> None:
         parser.add_argument(f"--{field.name}", type=int, default=field.default)
     parser.add_argument("--budget", type=int, default=4096)
     parser.add_argument("--profile", type=Path)
-    given = parser.parse_args()
+    given = arguments_of(parser, steps=1, sequences=16)
     shape = Shape(**{field.name: getattr(given, field.name) for field in fields(Shape)})
     here, there = multiprocessing.Pipe()
-    spawn = multiprocessing.get_context("spawn")
     arguments = (there, given.steps + WARM_UP, shape)
-    child = spawn.Process(target=serve, args=arguments, daemon=True)
+    # Before this process has threads.
+    child = multiprocessing.get_context("fork").Process(target=serve, args=arguments, daemon=True)
     child.start()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

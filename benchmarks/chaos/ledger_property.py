@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from pipeline import ROOT, machine
+from pipeline import machine
+from rig.installation import ROOT
+from rig.smoke import arguments as arguments_of
 
 TEST = "tests/unit/paceline_experience/ledger/test_ledger_machine.py"
 _COUNTED = re.compile(r"steps checked: (\d+)")
@@ -36,7 +38,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first chunk")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path, required=True)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, steps=20, chunk=20, processes=1)
     found: dict[str, Any] = {"machine": machine(), "first_seed": arguments.seed, "chunk_steps": 0}
     found |= {"wanted": 0, "seeds": 0, "steps": 0, "seconds": 0.0, "violations": 0}
     if arguments.json.exists():  # it goes on

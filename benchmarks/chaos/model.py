@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 NAMES = ["<pad>", "<bos>", "<eos>", *"0123456789+-*=", " "]
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, *, positions: int = 64) -> None:
     """Write model and tokenizer in Hugging Face layout."""
     folder.mkdir(parents=True, exist_ok=True)
     words = {name: number for number, name in enumerate(NAMES)}
@@ -32,7 +32,7 @@ def make(folder: Path) -> None:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=64,
+        max_position_embeddings=positions,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,

@@ -26,7 +26,7 @@ from chaos.records import (
     log_lines,
     training_since,
 )
-from chaos.site import WORKERS, Site, wait_for
+from chaos.site import Site, wait_for
 from chaos.view import View, wait_for_sign
 
 from paceline.errors import PacelineError
@@ -69,14 +69,16 @@ class Told:
 class Runner:
     """One campaign with the kinds of fault that match a pattern; `close` stops the site."""
 
-    def __init__(self, *, model: Path, profile: Profile, seed: int, wanted: str = "") -> None:
-        self._model, self._profile = model, profile
+    def __init__(
+        self, *, model: Path, profile: Profile, seed: int, wanted: str = "", workers: int = 2
+    ) -> None:
+        self._model, self._profile, self._workers = model, profile, workers
         self._chance = random.Random(seed)
         self._began = self._running_since = time.monotonic()
         self._jobs = 0
         self._kept: list[Path] = []
         self.told = Told()
-        self.site = Site()
+        self.site = Site(workers)
         self._view = View(self.site.notes)
         self._kinds = {name: how for name, how in kinds().items() if re.search(wanted, name)}
 
@@ -308,7 +310,7 @@ class Runner:
         _say(f"{job_id} is stuck; a new site")
         self.site.close()
         self.site.remove(all_of_it=False)
-        self.site = Site()
+        self.site = Site(self._workers)
         self._view = View(self.site.notes)
 
     def _submit(self, spec: dict[str, Any]) -> str:
@@ -372,7 +374,7 @@ class Runner:
                 "max_attempts": 50,
                 "keep_trajectories": KEPT,
             },
-            "rollout": {"engine": {"kind": "torch"}, "replicas": WORKERS},
+            "rollout": {"engine": {"kind": "torch"}, "replicas": self._workers},
             "trainer": {
                 "hooks": [{"kind": "chaos", **notes}],
                 "optimizer": {"lr": 1e-4},

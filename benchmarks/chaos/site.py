@@ -29,14 +29,6 @@ from paceline.telemetry import logs
 HERE = Path(__file__).resolve().parent.parent
 DISK_BYTES = 1 << 29
 PAGE_BYTES = 4096
-WORKERS = 2
-OPTIONS = {
-    WorkerKind.CONTROLLER: {
-        "environment_replicas": WORKERS,
-        "reward_replicas": WORKERS,
-        "max_restart_backoff_s": 2.0,
-    }
-}
 ENTRY_POINTS = """\
 [paceline.environments]
 chaos = chaos.world:ENVIRONMENT
@@ -50,10 +42,10 @@ chaos = chaos.objective:RecordedOptions
 
 
 class Site:
-    """An installation with two workers of each kind; `close` stops it and keeps its files."""
+    """An installation with so many workers of each kind; `close` stops it and keeps its files."""
 
-    def __init__(self, base: Path | None = None) -> None:
-        self.base = base or Path(tempfile.mkdtemp(prefix="paceline-faults-"))
+    def __init__(self, workers: int) -> None:
+        self.base = Path(tempfile.mkdtemp(prefix="paceline-faults-"))
         self.notes, self.run_dir = self.base / "notes", self.base / "run"
         self.notes.mkdir()
         self.run_dir.mkdir()
@@ -69,7 +61,13 @@ class Site:
             self.run_dir,
             http_port=0,
             store_url=self.store.url,
-            options=OPTIONS,
+            options={
+                WorkerKind.CONTROLLER: {
+                    "environment_replicas": workers,
+                    "reward_replicas": workers,
+                    "max_restart_backoff_s": 2.0,
+                }
+            },
             experience_proxy=f"{HOST}:{self.relay.port}",
         )
         self.local.start(timeout_s=180.0)

@@ -29,8 +29,12 @@ WAIT_S = 120.0
 PIECE_BYTES = 1 << 20
 
 
-def hops(num_bytes: int, rounds: int) -> Iterator[dict[str, Any]]:
+def hops(
+    num_bytes: int, rounds: int, *, lengths: tuple[int, ...] = (1, 3)
+) -> Iterator[dict[str, Any]]:
     """All rows: with and without TLS, for the first version (cold) and later ones (warm).
+
+    `lengths` are those of the chains, in peers.
 
     From the third version on a peer receives into memory that it has used before.
     """
@@ -39,7 +43,7 @@ def hops(num_bytes: int, rounds: int) -> Iterator[dict[str, Any]]:
     with TemporaryDirectory() as folder:
         certificate = Authority(Path(folder)).issue("peer")
         for tls in (None, certificate):
-            for peers in (1, 3):
+            for peers in lengths:
                 for each in uvloop.run(chain(num_bytes, peers=peers, rounds=rounds, tls=tls)):
                     yield {**each, "raw_tcp_gib_per_s": raw["gib_per_s"]}
 

@@ -20,6 +20,7 @@ import os
 import platform
 import random
 import statistics
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
@@ -39,6 +40,9 @@ from paceline.weights import SnapshotHeader, Staging, WeightServer, choose_chunk
 from paceline_rollout.activation import Activation
 from paceline_rollout.engines.torch.engine import TorchEngine
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from rig.smoke import arguments
+
 SMOLLM2, DEMO = Path("models/smollm2-135m-instruct"), Path("models/arithmetic")
 MISSING = "a model is missing; `make demo` and `make demo-smollm2` create them"
 JOB = "bench"
@@ -57,12 +61,18 @@ class Case:
     prompt: int
     new: tuple[int, int]
     vocab: int
+    settle_s: float = 5.0
 
 
 CASES = {
     "demo": Case(DEMO, "float32", rows=256, prompt=6, new=(8, 40), vocab=16),
     "smollm2": Case(SMOLLM2, "bfloat16", rows=16, prompt=32, new=(32, 224), vocab=49000),
 }
+
+
+def smoke_cases(model: Path) -> dict[str, Case]:
+    """The larger case with a small model."""
+    return {"smollm2": Case(model, "float32", 4, 8, (8, 16), vocab=18, settle_s=0.2)}
 
 
 class Busy:
@@ -119,7 +129,7 @@ async def busy(case: Case, first: Any, **options: Any) -> AsyncGenerator[Busy]:
     await engine.load(first, "in_flight")
     load = Busy(engine, case)
     task = asyncio.create_task(load.run())
-    await asyncio.sleep(5)
+    await asyncio.sleep(case.settle_s)
     try:
         yield load
     finally:
@@ -158,15 +168,15 @@ def staged(case: Case, version: int = 0) -> Staging:
 # the other process ---------------------------------------------------------------------------
 
 
-def serve(pipe: Connection, bits_per_s: float) -> None:
+def serve(pipe: Connection, case: Case, bits_per_s: float) -> None:
     """Serve each requested version at a capped rate."""
-    uvloop.run(_serve(pipe, bits_per_s))
+    uvloop.run(_serve(pipe, case, bits_per_s))
 
 
-async def _serve(pipe: Connection, bits_per_s: float) -> None:
+async def _serve(pipe: Connection, case: Case, bits_per_s: float) -> None:
     server = WeightServer(host="127.0.0.1", bytes_per_s=bits_per_s / 8)
     pipe.send(await server.start())
-    first = staged(CASES["smollm2"])
+    first = staged(case)
     while (version := await asyncio.to_thread(pipe.recv)) >= 0:
         staging = Staging(replace(first.header, version=version))
         staging.fill(0, first.buffer())
@@ -177,11 +187,11 @@ async def _serve(pipe: Connection, bits_per_s: float) -> None:
 
 
 @contextlib.contextmanager
-def sender(bits_per_s: float) -> Generator[tuple[Connection, str]]:
+def sender(case: Case, bits_per_s: float) -> Generator[tuple[Connection, str]]:
     """Start a serving process; yields its pipe and endpoint."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, bits_per_s))
+    process = context.Process(target=serve, args=(theirs, case, bits_per_s))
     process.start()
     try:
         yield mine, mine.recv()
@@ -222,19 +232,18 @@ class Meter:
         }
 
 
-async def transfers(bits_per_s: float, rounds: int) -> dict[str, Any]:
+async def transfers(case: Case, bits_per_s: float, rounds: int) -> dict[str, Any]:
     """Rates before and during transfers, and during swaps."""
-    case = CASES["smollm2"]
     first = staged(case)
     rows: list[dict[str, Any]] = []
-    with sender(bits_per_s) as (pipe, endpoint):
+    with sender(case, bits_per_s) as (pipe, endpoint):
         server = WeightServer(host="127.0.0.1")
         await server.start()
         async with busy(case, first) as load:
             for version in range(1, rounds + 1):
                 pipe.send(version)
                 await asyncio.to_thread(pipe.recv)
-                rows.append(await transfer(load, server, endpoint, version))
+                rows.append(await transfer(load, server, endpoint, version, case.settle_s))
                 print(bits_per_s, rows[-1], flush=True)
         await server.close()
     return {
@@ -254,26 +263,29 @@ def shares(rows: list[dict[str, Any]], part: str, key: str) -> float:
     )
 
 
-async def transfer(load: Busy, server: WeightServer, endpoint: str, version: int) -> dict[str, Any]:
+async def transfer(
+    load: Busy, server: WeightServer, endpoint: str, version: int, settle_s: float
+) -> dict[str, Any]:
     """Rates for one version: before, during transfer, until active, after."""
     meter = Meter(load.engine)
-    await asyncio.sleep(5)
+    await asyncio.sleep(settle_s)
     row: dict[str, Any] = {"before": meter.read()}
     staging = await pull([endpoint], job_id=JOB, version=version, stage=server.stage, timeout_s=120)
     row["during"] = meter.read()
     await load.engine.load(staging, "in_flight")
     row["loading"] = meter.read()
-    await asyncio.sleep(5)
+    await asyncio.sleep(settle_s)
     return {**row, "after": meter.read(), "load_average": os.getloadavg()}
 
 
-async def swaps(name: str, activation: Activation, num: int) -> dict[str, Any]:
+async def swaps(name: str, case: Case, activation: Activation, num: int) -> dict[str, Any]:
     """Pause at each change of version, and the usual step."""
-    case = CASES[name]
     first = staged(case)
     pauses, exchanged, waited = list[float](), list[float](), list[float]()
     async with busy(case, first, flush_s=0.0) as load:
         load.marks.clear()
+        while not load.marks:
+            await asyncio.sleep(0.05)
         for version in range(1, num + 1):
             swap_s, start_s = load.engine.status().swap_s, time.perf_counter()
             await load.engine.load(Again(first, version), activation.value)
@@ -318,8 +330,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=5, help="rounds of `transfer`; 0: skip")
     parser.add_argument("--swaps", type=int, default=15, help="swaps per model and policy; 0: skip")
-    given = parser.parse_args()
-    if not all((case.model / "config.json").exists() for case in CASES.values()):
+    given = arguments(parser, rounds=1, swaps=2)
+    cases = smoke_cases(given.smoke / "model") if given.smoke else CASES
+    if not all((case.model / "config.json").exists() for case in cases.values()):
         print(f"skipped: {MISSING}")
         return
     found: dict[str, Any] = {"machine": machine(), "swap": [], "transfer": []}
@@ -329,13 +342,13 @@ def main() -> None:
             given.json.parent.mkdir(parents=True, exist_ok=True)
             given.json.write_text(json.dumps(found, indent=1) + "\n")
 
-    for name in CASES if given.swaps else ():
+    for name, case in cases.items() if given.swaps else ():
         for activation in Activation:
-            found["swap"].append(uvloop.run(swaps(name, activation, given.swaps)))
+            found["swap"].append(uvloop.run(swaps(name, case, activation, given.swaps)))
             print(found["swap"][-1], flush=True)
             write()
-    for bits_per_s in LINKS if given.rounds else ():
-        found["transfer"].append(uvloop.run(transfers(bits_per_s, given.rounds)))
+    for bits_per_s in LINKS[-1:] if given.smoke else LINKS if given.rounds else ():
+        found["transfer"].append(uvloop.run(transfers(cases["smollm2"], bits_per_s, given.rounds)))
         print(found["transfer"][-1], flush=True)
         write()
 

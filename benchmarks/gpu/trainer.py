@@ -31,6 +31,9 @@ import numpy as np
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from rig.smoke import arguments
+
 WARM_UP = 2
 DATASHEET_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "B200": 2250.0}
 
@@ -359,12 +362,12 @@ def main() -> None:
     parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights")
     parser.add_argument("--copies", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    given = parser.parse_args()
-    spawn = multiprocessing.get_context("spawn")
+    given = arguments(parser, models=["tiny"], steps=1, budget=512, dtype="float32", copies=True)
+    fork = multiprocessing.get_context("fork")  # this process never touches the device
     found: list[dict[str, Any]] = []
     for name in given.models:
-        here, there = spawn.Pipe()
-        child = spawn.Process(target=_measure, args=(there, name, given))
+        here, there = fork.Pipe()
+        child = fork.Process(target=_measure, args=(there, name, given))
         child.start()
         there.close()
         try:
@@ -375,6 +378,8 @@ def main() -> None:
         print(json.dumps(found[-1]), flush=True)
         if given.json is not None:
             given.json.write_text(json.dumps(found, indent=2))
+    if failed := [each["model"] for each in found if "error" in each]:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ from paceline.client import Client
 from paceline.enums import JobState, Purpose
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from pipeline import ROOT, machine
-from recipes import serving
+from pipeline import machine
+from rig.installation import ROOT, serving
+from rig.smoke import arguments as arguments_of
 
 ENVIRONMENTS = ("guess_number", "tools", "key_door")
 TASKS, DRAWS, WAIT_S = 200, 10_000, 1200.0
@@ -41,9 +42,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--models", type=Path, default=ROOT / "models")
     parser.add_argument("--only", choices=ENVIRONMENTS, nargs="+", default=ENVIRONMENTS)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, seeds=[0])
     found: dict[str, Any] = {"machine": machine(), "environments": {}}
-    with serving() as client:
+    with serving(arguments.smoke) as client:
         for name in arguments.only:
             runs = [run(client, job_of(name, seed, arguments.models)) for seed in arguments.seeds]
             found["environments"][name] = summary(runs)

@@ -30,8 +30,10 @@ from paceline.client import Client
 from paceline.enums import JobState, Purpose
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from pipeline import ROOT, machine
-from recipes import rows, serving
+from pipeline import machine
+from recipes import rows
+from rig.installation import ROOT, serving
+from rig.smoke import arguments as arguments_of
 
 Pairs = list[tuple[float, float]]
 DRAWS, WAIT_S = 10_000, 1200.0
@@ -97,11 +99,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--only", choices=COMPARISONS, nargs="+", default=list(COMPARISONS))
     parser.add_argument("--models", type=Path, default=ROOT / "models")
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, seeds=[0])
     found: dict[str, Any] = {"machine": machine(), "comparisons": {}}
     if arguments.json.exists():  # only the comparisons that are asked for are replaced
         found["comparisons"] = json.loads(arguments.json.read_text())["comparisons"]
-    with serving() as client:
+    with serving(arguments.smoke) as client:
         for name in arguments.only:
             runs = compared(client, name, arguments.seeds, arguments.models)
             target = COMPARISONS[name].target

@@ -1,0 +1,69 @@
+"""An installation on this machine, by `paceline up`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rig.smoke import OneJob
+
+from paceline.client import Client
+from paceline.files import token_of
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S, STOP_S = 60.0, 60.0
+
+
+@contextmanager
+def installed(*options: str, smoke: Path | None = None) -> Generator[Path]:
+    """The run directory of an installation with these options of `paceline up`.
+
+    A smoke uses the running one of its folder if there is one and no options are needed.
+    """
+    if smoke is not None and not options and (smoke / "run" / "gateway.json").exists():
+        yield smoke / "run"
+        return
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+        run_dir = Path(folder)
+        command = [sys.executable, "-m", "paceline.cli", "up", "--port", "0", "--run-dir", folder]
+        with (run_dir / "up.log").open("w") as log:
+            process = subprocess.Popen([*command, *options], stdout=log, stderr=log, cwd=ROOT)
+        try:
+            _until_there(run_dir)
+            yield run_dir
+        finally:
+            process.terminate()
+            process.wait(STOP_S)
+
+
+@contextmanager
+def serving(smoke: Path | None = None) -> Generator[Client]:
+    """A client of an installation; that of a smoke trains one job for all."""
+    with installed(smoke=smoke) as run_dir, _client(run_dir, smoke) as client:
+        yield client
+
+
+def _client(run_dir: Path, smoke: Path | None) -> Client:
+    url, token = url_of(run_dir), token_of(run_dir)
+    if smoke is None:
+        return Client(url, token=token)
+    return OneJob(url, token=token, model=smoke.resolve() / "model")
+
+
+def url_of(run_dir: Path) -> str:
+    """URL of its REST API."""
+    return str(json.loads((run_dir / "gateway.json").read_text())["http"])
+
+
+def _until_there(run_dir: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while not (run_dir / "gateway.json").exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError((run_dir / "up.log").read_text())
+        time.sleep(0.1)
