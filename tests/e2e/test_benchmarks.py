@@ -28,6 +28,7 @@ PROGRAMS = {
     "fleet/seed.py": "broadcast.py",
     "fleet/tracker.py": "broadcast.py",
     "fleet/worker.py": "broadcast.py",
+    "rig/forked.py": "",  # runs them
     "rig/smoke.py": "",
     "with_trl/grpo.py": "bench_trl.py",
     "with_trl/step.py": "step_beside_trl.py",
@@ -65,7 +66,7 @@ def smokes(
     model = {"argv": [str(BENCHMARKS / "rig/smoke.py"), str(folder)], "log": str(folder / "model")}
     commands = [command_of(name, folder) for name in ORDER]
     (folder / "commands.json").write_text(json.dumps([[model], commands]))
-    command = [sys.executable, "-m", "paceline_harness.forked", str(folder / "commands.json")]
+    command = [sys.executable, str(BENCHMARKS / "rig/forked.py"), str(folder / "commands.json")]
     done = subprocess.run([*command, *WARM], cwd=ROOT, capture_output=True, text=True, check=False)
     platform.stop()
     print(done.stdout)  # times of all

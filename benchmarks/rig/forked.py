@@ -1,6 +1,6 @@
 """Runs Python scripts as processes that are forked from one with their imports.
 
-    python -m paceline_harness.forked COMMANDS.json MODULE ...
+    python benchmarks/rig/forked.py COMMANDS.json MODULE ...
 
 The file has a list of stages, lists of commands that run beside each other, a few at a time: `argv`
 and the path of the `log`. Each that ends prints a line of JSON: `argv`, `code`, `seconds`, and
