@@ -136,7 +136,7 @@ async def watch(client: Client, job_id: str, folder: Path) -> list[Sample]:
                 if status.state != JobState.SUCCEEDED:
                     raise RuntimeError(f"{status.state}: {status.reason}")
                 return samples
-            reply = await call(roster.ListWorkers, pb.ListWorkersRequest(), timeout_s=5)
+            reply = await call(roster.ListWorkers, pb.ListWorkersRequest(), timeout_s=60)
             sample = Sample(time.monotonic(), status.step)
             for worker in reply.workers:
                 kind = wire.member_of(WorkerKind, worker.kind, "kind")

@@ -109,10 +109,12 @@ class _Run:
 
     async def _submit(self, jobs: JobsAsyncStub, experience: ExperienceAsyncStub) -> str:
         request = jobs_pb2.SubmitJobRequest(spec_json=json.dumps(self._setting.job), files=_files())
-        job_id = (await call(jobs.SubmitJob, request)).status.job_id
+        job_id = (await call(jobs.SubmitJob, request, timeout_s=READY_S)).status.job_id
         state = wire.number_of(JobState.STARTING)
-        await call(experience.SetJobState, pb.SetJobStateRequest(job_id=job_id, state=state))
-        await call(experience.GrantIncarnation, pb.GrantIncarnationRequest(job_id=job_id))
+        starting = pb.SetJobStateRequest(job_id=job_id, state=state)
+        await call(experience.SetJobState, starting, timeout_s=READY_S)
+        grant = pb.GrantIncarnationRequest(job_id=job_id)
+        await call(experience.GrantIncarnation, grant, timeout_s=READY_S)
         return job_id
 
     async def _credential(
@@ -126,7 +128,7 @@ class _Run:
         request = pb.IssueCredentialRequest(
             job_id=job_id, kind=wire.number_of(kind), worker=worker, incarnation=incarnation
         )
-        return (await call(experience.IssueCredential, request)).credential
+        return (await call(experience.IssueCredential, request, timeout_s=READY_S)).credential
 
     async def _start(self, experience: ExperienceAsyncStub, job_id: str) -> str:
         """Start the workers; returns the address of the environment worker."""
@@ -167,7 +169,7 @@ class _Run:
         at_s, found = time.monotonic(), list[rollout_pb2.RolloutStatus]()
         for rollout in self._rollouts:
             request = rollout_pb2.RolloutStatusRequest()
-            found.append(await call(rollout.Status, request, timeout_s=5.0))
+            found.append(await call(rollout.Status, request, timeout_s=READY_S))
         self._marks.append(
             _Counters(
                 at_s,
@@ -185,7 +187,7 @@ class _Run:
                 await asyncio.sleep(POLL_S)
                 self._processes.check()
                 request = environment_pb2.EnvironmentStatusRequest()
-                status = await call(stub.Status, request, timeout_s=5.0)
+                status = await call(stub.Status, request, timeout_s=READY_S)
                 if len(self._marks) == 1:
                     self._open.append(status.open_episodes / status.slots)
 

@@ -11,13 +11,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 from rig.smoke import OneJob
 
 from paceline.client import Client
 from paceline.files import token_of
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S, STOP_S = 60.0, 60.0
+START_S, STOP_S = 180.0, 180.0
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def installed(*options: str, smoke: Path | None = None) -> Generator[Path]:
         with (run_dir / "up.log").open("w") as log:
             process = subprocess.Popen([*command, *options], stdout=log, stderr=log, cwd=ROOT)
         try:
-            _until_there(run_dir)
+            _until_ready(run_dir, process)
             yield run_dir
         finally:
             process.terminate()
@@ -61,9 +62,19 @@ def url_of(run_dir: Path) -> str:
     return str(json.loads((run_dir / "gateway.json").read_text())["http"])
 
 
-def _until_there(run_dir: Path) -> None:
+def _until_ready(run_dir: Path, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_S
-    while not (run_dir / "gateway.json").exists():
-        if time.monotonic() > deadline:
+    while not _is_ready(run_dir):
+        if process.poll() is not None or time.monotonic() > deadline:
             raise TimeoutError((run_dir / "up.log").read_text())
         time.sleep(0.1)
+
+
+def _is_ready(run_dir: Path) -> bool:
+    """Whether jobs can be submitted: the gateway may be up before what it needs."""
+    if not (run_dir / "gateway.json").exists():
+        return False
+    try:
+        return httpx.get(f"{url_of(run_dir)}/readyz", timeout=START_S).is_success
+    except httpx.TransportError:
+        return False
