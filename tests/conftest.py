@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, settings
 from paceline.client.client import Client
 from paceline.files import read_json, token_of
 from paceline_harness.isolation import isolate_this_process, remove
+from paceline_harness.monitoring.prometheus import MISSING, Prometheus, installed
 from paceline_harness.patience import PATIENCE_S
-from paceline_harness.prometheus import MISSING, Prometheus, installed
 
 if TYPE_CHECKING:
     from paceline_trainer.ranks.distributed import RankGroup

@@ -16,8 +16,8 @@ from paceline.client.client import Client
 from paceline.enums import WorkerKind
 from paceline.local.supervisor import Local
 from paceline.telemetry import monitoring
+from paceline_harness.monitoring.prometheus import Prometheus, Sample, local_targets
 from paceline_harness.patience import PATIENCE_S
-from paceline_harness.prometheus import Prometheus, Sample, local_targets
 
 RULES = monitoring.RULES / "utilisation.yaml"
 PERIOD_S = 1.0

@@ -14,7 +14,7 @@ import pytest
 from paceline.config.quota import Quota
 from paceline.errors import StateError
 from paceline.telemetry.metric_names import NAMES
-from paceline_harness.dashboards import (
+from paceline_harness.monitoring.dashboards import (
     Asked,
     Selector,
     alert_queries,
@@ -22,9 +22,9 @@ from paceline_harness.dashboards import (
     recorded,
     selectors,
 )
+from paceline_harness.monitoring.prometheus import MISSING, Prometheus, installed
+from paceline_harness.monitoring.series import MOST_SERIES, SAYS
 from paceline_harness.patience import PATIENCE_S
-from paceline_harness.prometheus import MISSING, Prometheus, installed
-from paceline_harness.series import MOST_SERIES, SAYS
 
 pytestmark = [
     pytest.mark.slow,

@@ -19,9 +19,9 @@ import pytest
 from paceline.enums import JobState
 from paceline.errors import InvalidError
 from paceline.sandbox import landlock
+from paceline_harness.packages.wheels import write_wheel
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import goes_on
-from paceline_harness.wheels import write_wheel
 
 pytestmark = [
     pytest.mark.slow,

@@ -27,8 +27,8 @@ from paceline.code.install import FETCHER, UNPACKER, InstallError
 from paceline.code.packages import Packages
 from paceline.config.packages import PackageSettings
 from paceline.errors import PacelineError
-from paceline_harness.servers.package_index import PackageIndex, serving
-from paceline_harness.wheels import write_wheel
+from paceline_harness.packages.package_index import PackageIndex, serving
+from paceline_harness.packages.wheels import write_wheel
 
 MIB = 1 << 20
 SECRET = "s3cr3t-of-the-index"

@@ -14,8 +14,8 @@ from packaging.utils import parse_wheel_filename
 from paceline.code.install import InstallError
 from paceline.code.packages import Packages
 from paceline.config.packages import PackageSettings
-from paceline_harness.servers.package_index import PackageIndex, serving
-from paceline_harness.wheels import write_wheel
+from paceline_harness.packages.package_index import PackageIndex, serving
+from paceline_harness.packages.wheels import write_wheel
 
 Versions = dict[str, str]
 EXTRA = ("Provides-Extra: more",)

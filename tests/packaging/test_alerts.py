@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from paceline.telemetry.monitoring import RULES
+from paceline_harness.monitoring.prometheus import MISSING, installed
 from paceline_harness.patience import PATIENCE_S
-from paceline_harness.prometheus import MISSING, installed
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "alerts.yaml").read_text())

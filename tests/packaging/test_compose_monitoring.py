@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from paceline.telemetry.monitoring import DASHBOARDS, RULES
+from paceline_harness.monitoring.prometheus import MISSING, installed
 from paceline_harness.patience import PATIENCE_S
-from paceline_harness.prometheus import MISSING, installed
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 FILE = DOCKER / "compose.monitoring.yaml"

@@ -6,7 +6,7 @@ import promql_parser
 import pytest
 
 from paceline.telemetry.metric_names import NAMES, VALUES
-from paceline_harness.dashboards import (
+from paceline_harness.monitoring.dashboards import (
     Asked,
     Selector,
     alert_queries,

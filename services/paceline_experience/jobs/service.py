@@ -231,8 +231,7 @@ class JobService:
             ) from None
 
     def _check_sizes(self, spec: JobSpec, files: Mapping[str, bytes]) -> None:
-        num_bytes = len(spec.model_dump_json().encode())
-        self._quotas.check(spec.tenant, "spec_bytes", num_bytes)
+        self._quotas.check(spec.tenant, "spec_bytes", len(spec.model_dump_json().encode()))
         self._quotas.check(spec.tenant, "model_files_bytes", sum(map(len, files.values())))
         self._quotas.check_evals(spec)
 

@@ -22,8 +22,8 @@ from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.plugins import RewardInput
 from paceline.sandbox import landlock
 from paceline.types import Score
+from paceline_harness.packages.wheels import write_wheel
 from paceline_harness.patience import PATIENCE_S
-from paceline_harness.wheels import write_wheel
 from paceline_reward.job_pools import JobPools
 from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.scorer import Scorer

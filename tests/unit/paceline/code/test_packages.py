@@ -21,9 +21,9 @@ from paceline.code.packages import Packages
 from paceline.config.packages import PackageSettings
 from paceline.fair_queue import QueueOwner
 from paceline.telemetry.metrics import Metrics
+from paceline_harness.packages.wheels import write_wheel
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import goes_on
-from paceline_harness.wheels import write_wheel
 
 MIB = 1 << 20
 

@@ -19,7 +19,7 @@ from paceline_controller.scaling.rollout import JobMemory, Target
 from paceline_controller.scaling.signals import JobSignals, PoolSignals, Signals
 from paceline_controller.scaling.simulated import WorkloadModel
 from paceline_experience.ledger.meter import BATCH, STATISTICS, STEP, JobMeter
-from paceline_harness.series import MOST_SERIES, SAYS, num_series, said, worst
+from paceline_harness.monitoring.series import MOST_SERIES, SAYS, num_series, said, worst
 
 JOBS = [f"job-{number}" for number in range(100)]
 WORKERS = {"rollout": 700, "trainer": 100, "environment": 150, "reward": 50}

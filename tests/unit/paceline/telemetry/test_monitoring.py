@@ -10,8 +10,8 @@ import yaml
 
 from paceline.local.processes import Processes
 from paceline.telemetry.monitoring import DASHBOARDS, RULES, Targets, lay_out, targets_of
+from paceline_harness.monitoring.prometheus import MISSING, installed
 from paceline_harness.patience import PATIENCE_S
-from paceline_harness.prometheus import MISSING, installed
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

@@ -12,8 +12,8 @@ from unearth import Link
 from paceline.code.wheels.errors import FetchError
 from paceline.code.wheels.index import WheelIndex
 from paceline.code.wheels.sources import WheelSources
-from paceline_harness.servers.package_index import PackageIndex, serving
-from paceline_harness.wheels import write_wheel
+from paceline_harness.packages.package_index import PackageIndex, serving
+from paceline_harness.packages.wheels import write_wheel
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.code.wheels.wheel import WheelError, WheelMetadata, WheelName, read_wheel
-from paceline_harness.wheels import write_wheel
+from paceline_harness.packages.wheels import write_wheel
 
 NAME = WheelName.parse("leaf-1.0-py3-none-any.whl")
 INFO = "leaf-1.0.dist-info"

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.server.health import Health, Probes
 from paceline.telemetry.metrics import Metrics
-from paceline_harness.prometheus import Prometheus
+from paceline_harness.monitoring.prometheus import Prometheus
 
 RULES = """
 groups:

@@ -1,0 +1,1 @@
+"""A Prometheus, and what it is asked."""

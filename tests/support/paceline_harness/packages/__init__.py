@@ -1,0 +1,1 @@
+"""Wheels, and an index that serves them, for tests of what code of jobs requires."""
