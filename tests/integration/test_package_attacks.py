@@ -348,7 +348,7 @@ async def test_a_page_among_the_wheels_of_a_job_is_not_read(target: Range) -> No
     code = target.code("leaf")
     write_wheel(target.evil.folder, "leaf", "9.0")
     url = target.evil.url.replace("/simple", "/files/leaf-9.0-py3-none-any.whl")
-    (code / "wheels").mkdir()
+    write_wheel(code / "wheels", "other")
     for name in ("index.html", "leaf.html"):
         (code / "wheels" / name).write_text(f'<a href="{url}">leaf-9.0-py3-none-any.whl</a>')
     assert "No matching distribution found for leaf" in await target.refuses(code, no_index=True)
