@@ -91,6 +91,16 @@ def test_images_run_as_a_numeric_user_and_define_no_probes(path: Path) -> None:
     assert not said(stage, "HEALTHCHECK")
 
 
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_images_import_nothing_from_where_they_start_and_list_what_is_in_them(path: Path) -> None:
+    (environment,) = said(last_stage(path), "ENV")
+    assert "PYTHONSAFEPATH=1" in environment.split()
+    runs = " ".join(said(instructions(path), "RUN"))
+    assert "--output-file /opt/paceline/sbom.cdx.json /opt/paceline/bin/python" in " ".join(
+        runs.split()
+    )
+
+
 def test_versions_are_those_that_were_tested() -> None:
     pinned = (DOCKER / "sglang-cpu.txt").read_text() + (ROOT / "constraints.txt").read_text()
     sglang = re.search(r"^sglang==(.*)$", pinned, re.MULTILINE)
@@ -152,6 +162,8 @@ def test_the_composition_is_closed_and_ordered() -> None:
     for name, entry in found["services"].items():
         assert entry["read_only"], name
         assert entry["cap_drop"] == ["ALL"], name
+        assert entry["security_opt"] == ["no-new-privileges:true"], name
+        assert not {"privileged", "network_mode", "pid", "ipc", "cap_add", "devices"} & entry.keys()
         waits = entry.get("depends_on", {})
         # With another condition `up --wait` would take the end of what runs once for a failure.
         once = {"keys": "service_completed_successfully"}

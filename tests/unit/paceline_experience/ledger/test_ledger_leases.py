@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -114,6 +115,19 @@ async def test_first_finished_attempt_wins(store: Store, worlds: Worlds) -> None
     ]
     assert await ledger.submit([world.made(new, 1)]) == ["duplicate"]
     assert (await world.clean(ledger))["ready"] == 2
+
+
+async def test_an_attempt_that_was_never_leased_writes_nothing(
+    store: Store, worlds: Worlds
+) -> None:
+    world = worlds(store)
+    ledger = await world.started()
+    [leased] = await ledger.lease(worker_id="w", train=2, evals=0)
+    for attempt in (-1, 0, leased.attempts[0] + 1):
+        forged = replace(world.made(leased, 0), attempt=attempt)
+        assert await ledger.submit([forged]) == ["dropped"]
+    assert (await world.clean(ledger))["leased"] == 2
+    assert await ledger.submit([world.made(leased, 0)]) == ["accepted"]
 
 
 async def test_a_result_after_expiry_is_taken(store: Store, worlds: Worlds) -> None:

@@ -20,6 +20,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import RedisError
 
 from paceline.config.store_url import without_secrets
@@ -204,3 +205,35 @@ async def test_a_full_store_reports_that_it_is_out_of_memory(store: Store) -> No
             await store.run("job_write", ["a", "b"], "spec", "field", "value")
     finally:
         await store.command("CONFIG", "SET", "maxmemory", "0")
+
+
+async def test_a_new_password_beside_the_old_one_interrupts_nobody() -> None:
+    """Both are right for a while; then the old one opens nothing, and the new one still does."""
+    with tempfile.TemporaryDirectory(prefix="pl") as folder:
+        socket = Path(folder) / "s"
+        words = ["--port", "0", "--unixsocket", str(socket), "--requirepass", PASSWORD]
+        server = subprocess.Popen([str(server_binary()), *words], stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while not answers(socket):
+            assert time.monotonic() < deadline, "the server does not come up"
+            await asyncio.sleep(0.02)
+
+        def client(password: str) -> AsyncRedis:
+            return AsyncRedis(unix_socket_path=str(socket), password=password)
+
+        before = Store(client(PASSWORD))
+        await before.command("SET", "a", "1")
+        await before.command("ACL", "SETUSER", "default", ">another")
+        after = Store(client("another"))
+        assert await after.command("GET", "a") == await before.command("GET", "a") == b"1"
+        await after.command("ACL", "SETUSER", "default", f"<{PASSWORD}")
+        await after.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        with pytest.raises(StoreError):
+            await Store(client(PASSWORD)).command("GET", "a")
+        with pytest.raises(StoreError):
+            await before.command("GET", "a")
+        assert await after.command("GET", "a") == b"1"
+        await before.close()
+        await after.close()
+        server.kill()
+        server.wait()

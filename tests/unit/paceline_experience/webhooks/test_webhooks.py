@@ -356,3 +356,13 @@ async def test_a_missing_secret_is_found_before_the_job_starts(setup: Setup) -> 
     spec = make_spec(setup, notify=notify)
     with pytest.raises(InvalidError, match="tenant 'default' has no secret 'none'"):
         setup.webhooks.check(spec)
+
+
+def test_a_default_installation_calls_nobody() -> None:
+    for url in (
+        "https://example.com/",
+        "http://127.0.0.1:8080/",
+        "https://hooks.example.com:443/x",
+    ):
+        with pytest.raises(PermissionDeniedError, match="allowed are: none"):
+            check_url(url, WebhookSettings().origins)
