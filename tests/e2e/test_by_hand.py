@@ -1,11 +1,14 @@
 """A job without the SDK: REST over plain HTTP, gRPC with the checked-in stubs."""
 
 import json
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 
 from paceline.v1 import jobs_pb2 as pb
@@ -91,3 +94,29 @@ def test_an_overlong_prompt_fails_the_job_with_a_reason(
         status = client.wait(job_id, timeout_s=JOB_S).status
     assert status.state == "failed"
     assert "does not fit max_context 3" in status.reason
+
+
+def test_it_listens_on_loopback_only(platform: Any) -> None:
+    up = psutil.Process(platform.up.pid)
+    listening: set[str] = set()
+    for process in [up, *up.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            found = process.net_connections("inet")
+            listening |= {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
+    assert listening
+    assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_what_it_leaves_is_of_its_owner_only(platform: Any) -> None:
+    """Every file, and every folder of the run directory; those below cannot be reached."""
+    files = folders = 0
+    for path in platform.run_dir.rglob("*"):
+        with suppress(FileNotFoundError):  # it is at work
+            mode = path.lstat().st_mode
+            files += stat.S_ISREG(mode)
+            is_first = stat.S_ISDIR(mode) and path.parent == platform.run_dir
+            folders += is_first
+            if stat.S_ISREG(mode) or is_first:
+                assert not mode & 0o077, (path, oct(mode))
+    assert files > 5
+    assert folders > 3

@@ -52,7 +52,7 @@ def lay_out(folder: Path) -> None:
     for source in (DASHBOARDS, RULES):
         place = folder / source.name
         shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(source, place)
+        shutil.copytree(source, place, copy_function=shutil.copyfile)  # not their modes
     (folder / TARGETS).mkdir(parents=True, exist_ok=True)
     shutil.copyfile(PACKAGE / "prometheus.yml", folder / "prometheus.yml")
     for name, content in _provisioning(folder / DASHBOARDS.name).items():
