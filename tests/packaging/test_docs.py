@@ -302,7 +302,8 @@ def names(render: Callable[..., list[dict[str, Any]]]) -> set[str]:
     """Objects of a release called `paceline` and of the example manifests."""
     made = [
         body
-        for body in render("default", "fullnameOverride=paceline")
+        for feature in ("default", "no-tls")
+        for body in render(feature, "fullnameOverride=paceline")
         if body["metadata"]["name"].startswith("paceline")
     ]
     for path in (ROOT / "examples").glob("*-pod.yaml"):
