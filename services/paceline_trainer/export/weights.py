@@ -93,9 +93,9 @@ def write_adapter(
 
 def _trained(saved: SavedCheckpoint, base: Path, dtype: torch.dtype) -> Any:
     """The whole model of a checkpoint that has all weights."""
-    config: Any = AutoConfig.from_pretrained(base, local_files_only=True)
+    config: Any = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     state = {
         plain_name(name): value.to(dtype) if value.is_floating_point() else value
         for name, value in trained_tensors(saved)
@@ -114,7 +114,11 @@ def _merged(saved: SavedCheckpoint, base: Path, lora: LoraSpec, dtype: torch.dty
     """The base model with the adapters of a checkpoint in its weights, rounded once."""
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            base, dtype=torch.float32, local_files_only=True, use_safetensors=True
+            base,
+            dtype=torch.float32,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: cannot read {base}: {error}") from None

@@ -97,7 +97,9 @@ def open_policy(
         raise ConfigError(f"model.path: {path} is not a folder with a config.json")
     disable_progress_bar()
     try:
-        config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
+        config: Any = AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
         files = WeightFiles(folder)
         inner = _build(config)
         if files.serves(inner):
@@ -111,6 +113,7 @@ def open_policy(
                 attn_implementation=NAME,
                 local_files_only=True,
                 use_safetensors=True,
+                trust_remote_code=False,
             )
             layouts, source = layouts_of(PolicyModel(_prepared(inner))), None
     except (OSError, ValueError) as error:
@@ -154,7 +157,7 @@ def _build(config: Any) -> nn.Module:
     """The model with uninitialised parameters, which occupy no memory until they are filled."""
     with no_init_weights():
         inner: Any = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=NAME
+            config, dtype=torch.float32, attn_implementation=NAME, trust_remote_code=False
         )
     inner.tie_weights()
     return inner

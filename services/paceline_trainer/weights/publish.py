@@ -238,7 +238,9 @@ class Snapshotter:
         if self._skeleton is None:
             config = deepcopy(inner.config)  # `from_config` writes the attention into it
             with torch.device("meta"):
-                made = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+                made = AutoModelForCausalLM.from_config(
+                    config, attn_implementation="sdpa", trust_remote_code=False
+                )
             self._skeleton = made
         buffers = {name: b.detach().cpu() for name, b in inner.named_buffers()}
         state = buffers | merge_all(tensors)

@@ -22,9 +22,9 @@ class Layout:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        config: Any = AutoConfig.from_pretrained(model_dir)
+        config: Any = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config)
+            model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         model.tie_weights()
         self._shapes: dict[str, Shape] = {n: tuple(t.shape) for n, t in model.state_dict().items()}
         self._required = {name for name, _ in model.named_parameters()}

@@ -35,7 +35,7 @@ class TorchModel:
     def __init__(
         self, *, model_dir: Path, dtype: str, max_context: int, device: str, packed: bool = True
     ) -> None:
-        config: Any = AutoConfig.from_pretrained(model_dir)
+        config: Any = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
         text: Any = config.get_text_config()
         _check_layers(text, max_context)
         AttentionInterface.register(ATTENTION, attention)
@@ -43,9 +43,7 @@ class TorchModel:
         self._fused = getattr(text, "attn_logit_softcapping", None) is None
         with _BUILD_LOCK, torch.device(device), no_init_weights():
             self._model: Any = AutoModelForCausalLM.from_config(
-                config,
-                dtype=DTYPES[dtype],
-                attn_implementation=ATTENTION,
+                config, dtype=DTYPES[dtype], attn_implementation=ATTENTION, trust_remote_code=False
             )
         self._model.tie_weights()
         self._model.eval().requires_grad_(False)
