@@ -15,7 +15,7 @@ from paceline.telemetry.metrics import Metrics
 from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import reward_pb2_grpc, types_pb2
-from paceline_harness.hostile_text import mutants
+from paceline_harness.messages.hostile_text import mutants
 from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.scorer import Scorer
 from paceline_reward.servicer import RewardServicer

@@ -22,7 +22,7 @@ from paceline.enums import WorkerKind
 from paceline.transport.rpc_authorization import allowed_callers
 from paceline.v1 import access_pb2, experience_pb2, jobs_pb2, roster_pb2, tenants_pb2
 from paceline_harness.callers.service_keys import metadata_of
-from paceline_harness.hostile_text import mutants
+from paceline_harness.messages.hostile_text import mutants
 from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:

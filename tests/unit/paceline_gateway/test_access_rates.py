@@ -158,6 +158,9 @@ class Authentication(access_pb2_grpc.AuthenticationServicer):
         who = Principal(request.token_id, "ann", "a", Role.READ)
         return pb.AuthenticateReply(principal=wire.to_proto(who, pb.Principal))
 
+    async def ReportRefusals(self, request: Any, context: Any) -> pb.ReportRefusalsReply:
+        return pb.ReportRefusalsReply()
+
 
 class World:
     """An authenticator that knows one token, and its upstream."""

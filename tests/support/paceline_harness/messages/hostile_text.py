@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 TEXTS: tuple[str, ...] = (
@@ -54,7 +54,7 @@ def mutants(message: Message) -> Iterator[tuple[str, Message]]:
 Path = tuple[FieldDescriptor, ...]
 
 
-def _paths(kind: Descriptor, above: Path = ()) -> Iterator[Path]:
+def _paths(kind: Any, above: Path = ()) -> Iterator[Path]:
     for field in kind.fields:
         is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
         if field.cpp_type == FieldDescriptor.CPPTYPE_STRING or is_map:
@@ -82,7 +82,7 @@ def _put(message: Any, path: Path, text: str) -> None:
         setattr(message, last.name, value)
 
 
-def _put_key(entries: Any, field: FieldDescriptor, text: str) -> None:
+def _put_key(entries: Any, field: Any, text: str) -> None:
     kind = field.message_type.fields_by_name["key"].cpp_type
     if kind != FieldDescriptor.CPPTYPE_STRING:
         return

@@ -1,0 +1,1 @@
+"""Messages that tests send to services."""
