@@ -63,7 +63,10 @@ def smokes(
     """Exit code, output and written JSON of each script, all run at once."""
     folder = tmp_path_factory.mktemp("smoke")
     platform = start_platform(folder / "run")
-    model = {"argv": [str(BENCHMARKS / "rig/smoke.py"), str(folder)], "log": str(folder / "model")}
+    model = {
+        "argv": [str(BENCHMARKS / "rig/smoke.py"), str(folder)],
+        "log": str(folder / "model.log"),
+    }
     commands = [command_of(name, folder) for name in ORDER]
     (folder / "commands.json").write_text(json.dumps([[model], commands]))
     command = [sys.executable, str(BENCHMARKS / "rig/forked.py"), str(folder / "commands.json")]
