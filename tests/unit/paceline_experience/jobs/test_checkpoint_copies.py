@@ -123,9 +123,20 @@ def the_index_itself(made: Checkpoint) -> None:
     made.list("paceline.json")
 
 
-ATTACKS = (a_link, a_linked_folder, a_linked_step, linked_checkpoints, a_linked_index, parents)
-ATTACKS += (parents_in_between, an_absolute_name, the_kernel_s_links, a_fifo, another_size)
-ATTACKS += (the_index_itself,)
+ATTACKS = (
+    a_link,
+    a_linked_folder,
+    a_linked_step,
+    linked_checkpoints,
+    a_linked_index,
+    parents,
+    parents_in_between,
+    an_absolute_name,
+    the_kernel_s_links,
+    a_fifo,
+    another_size,
+    the_index_itself,
+)
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda each: each.__name__)
