@@ -141,14 +141,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3)
-    given = arguments(parser, rounds=1, only=["loopback", "simulated", "smoke"])
+    # Simulations have a test of their own.
+    given = arguments(parser, rounds=1, only=["loopback", "smoke"])
     report = Report(given.json, given.only)
     if report.wants("loopback"):
         size, lengths = (SMOKE_BYTES, (1,)) if given.smoke else (HOP_BYTES, (1, 3))
         for found in hops(size, given.rounds, lengths=lengths):
             report.add(found)
     if report.wants("simulated"):
-        for found in simulated(quick=bool(given.smoke)):
+        for found in simulated():
             report.add(found)
     reason = Network.unavailable_reason()
     if reason:
