@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Literal, cast
 
@@ -16,6 +17,8 @@ _MOST_TRIES = 256
 _MAX_SIZE = 10_000_000
 _FREE_NUMBER = 1000  # numbers in data set options may always be this large
 _TIMES_DEFAULT = 100  # and this many times the option's default
+_PATH = re.compile(r"[/\\].|.[/\\]")  # a slash alone is an operator
+_SHOWN_CHARS = 100
 _HELDOUT_SHARE = 4  # one question in this many is held out
 
 
@@ -33,6 +36,7 @@ def make_dataset(name: str, *, seed: int, size: int, config: dict[str, Any]) -> 
         ) from None
     for option, value in config.items():
         _check_numbers(name, option, value)
+        _check_paths(name, option, value)
     try:
         return reasoning_gym.create_dataset(name, seed=seed, size=size, **config)
     except (ValueError, TypeError, AssertionError) as error:
@@ -52,15 +56,30 @@ def _check_numbers(name: str, option: str, value: Any) -> None:
         )
 
 
+def _check_paths(name: str, option: str, value: Any) -> None:
+    """Refuse paths: a data set would show the lines of any file that this process can read."""
+    for text in _leaves(value):
+        if isinstance(text, str) and _PATH.search(text):
+            raise InvalidError(
+                f"tasks.options.{option}: {text[:_SHOWN_CHARS]!r} looks like a path; allowed for "
+                f"{name!r} are files that come with reasoning_gym, by their names alone"
+            )
+
+
 def _numbers(value: Any) -> Iterator[float]:
     """The absolute values of all numbers within a value."""
+    yield from (abs(each) for each in _leaves(value) if isinstance(each, (int, float)))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """All that is no list, tuple or mapping within a value, and all keys."""
     if isinstance(value, (list, tuple)):
-        for each in cast(list[Any], value):
-            yield from _numbers(each)
+        for each in cast("list[Any]", value):
+            yield from _leaves(each)
     elif isinstance(value, dict):
-        yield from _numbers([*cast(dict[str, Any], value).values()])
-    elif isinstance(value, (int, float)):
-        yield abs(value)
+        yield from _leaves([*cast("dict[Any, Any]", value).items()])
+    else:
+        yield value
 
 
 class ReasoningGymTasks:
