@@ -199,7 +199,8 @@ class Authenticator:
         cached, now = self._cache.get(digest), self._clock()
         if cached is None or now >= min(cached.usable_until, cached.expires):
             raise UnavailableError("tokens cannot be checked at the moment; try again") from None
-        cached.fresh_until = now + FRESH_S  # so that not every call waits for the timeout
+        # So that not every call waits for the timeout.
+        cached.fresh_until = min(now + FRESH_S, cached.usable_until)
         return cached.who
 
 

@@ -136,6 +136,19 @@ async def test_in_an_outage_known_tokens_stay_valid_for_a_while(world: World) ->
         await world.enter(known)
 
 
+async def test_a_call_late_in_an_outage_does_not_prolong_what_is_accepted(world: World) -> None:
+    _, token = new_token()
+    world = World(world.keeper, world.keeper_stub, timeout_s=0.5)
+    async with asyncio.timeout(PATIENCE_S):
+        while not await entered(world, token):
+            pass
+    world.keeper.error = StoreError("gone")
+    world.now += OUTAGE_S - FRESH_S / 2
+    assert await entered(world, token)
+    world.now += FRESH_S / 2
+    assert not await entered(world, token)
+
+
 async def test_a_cached_token_expires_with_the_token(world: World) -> None:
     world.keeper.expires_in_s = 1.0
     _, token = new_token()
