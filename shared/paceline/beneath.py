@@ -87,6 +87,8 @@ class ReadableFolders:
     """Whether there may be files of others: private folders and hard links are refused then."""
     outside: str = "is a link to outside of the data of the job"
     """What is said of any other path."""
+    are_real: bool = False
+    """Whether `roots` are without links; one that is a link after all has no files then."""
 
     def real(self, path: str | Path, name: str) -> str:
         """The path without links; it need not exist. `name`: for messages.
@@ -140,7 +142,7 @@ class ReadableFolders:
     def _place(self, path: str | Path, name: str) -> tuple[str, str]:
         """Path and root, both without links."""
         real = os.path.realpath(path)
-        for root in map(os.path.realpath, self.roots):
+        for root in self.roots if self.are_real else map(os.path.realpath, self.roots):
             if _is_below(real, root):
                 for each in _OF_KERNEL:
                     if _is_below(real, each) and not _is_below(root, each):

@@ -126,6 +126,7 @@ def _small_files(path: Path) -> dict[str, bytes]:
         tuple(map(str, roots)),
         shared=False,
         outside="is a link to outside of the model's folder; put a copy of the file there",
+        are_real=True,  # who writes in that folder may have put a link to any other there
     )
     found: dict[str, bytes] = {}
     left = MAX_FILES_BYTES

@@ -54,6 +54,18 @@ def test_links_inside_of_the_folder_and_of_the_hub_s_cache_are_read(
     assert read_model(tmp_path / "link")["config.json"] == b"{}"
 
 
+def test_a_folder_of_blobs_that_is_a_link_is_none_of_the_hub_s_cache(
+    model: Path, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "c0ffee"
+    snapshot.parent.mkdir(parents=True)
+    (snapshot.parent.parent / "blobs").symlink_to(tmp_path)
+    model.rename(snapshot)
+    (snapshot / "chat_template.jinja").symlink_to("../../blobs/token")
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja: is a link to outside"):
+        read_model(snapshot)
+
+
 @pytest.mark.parametrize("root", ["/proc/self/root", "/proc/self/cwd/"])
 def test_a_folder_is_found_by_its_path_and_not_by_links_of_the_kernel(
     root: str, model: Path
