@@ -151,7 +151,8 @@ def test_the_pieces_in_which_a_request_arrives_do_not_matter(at: int, size: int)
         assert (events[0] is h11.Request) is is_plain, (events, pieces)
 
 
-@pytest.mark.parametrize("name", ["both", "two lengths", "signed length", "LF alone", "NUL"])
+# aiohttp accepts the list, which ends in `chunked` and so leaves no doubt about the end.
+@pytest.mark.parametrize("name", sorted(AMBIGUOUS.keys() - {"list of encodings"}))
 async def test_so_does_the_port_of_weights(name: str) -> None:
     weights = WeightServer(host="127.0.0.1")
     address = await weights.start()
@@ -159,4 +160,4 @@ async def test_so_does_the_port_of_weights(name: str) -> None:
     found = await server.answers(AMBIGUOUS[name] + HIDDEN)
     await weights.close()
     assert re.fullmatch(rb"HTTP/1.[01] 400.*", found, re.DOTALL), found
-    assert found.count(b"HTTP/1.") == 1, found
+    assert len(re.findall(rb"HTTP/1\.[01] \d{3} ", found)) == 1, found  # it may quote the request

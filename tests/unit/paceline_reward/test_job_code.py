@@ -202,9 +202,16 @@ async def test_jobs_share_no_process(scored: Scored, item: MakeItem) -> None:
 
 
 async def test_nothing_outside_is_within_reach(
-    scored: Scored, item: MakeItem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scored: Scored,
+    item: MakeItem,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PACELINE_SECRET", "1")
+    packages_of_others = tmp_path_factory.getbasetemp() / "packages" / "of-others"
+    packages_of_others.mkdir(parents=True, exist_ok=True)
+    (packages_of_others / "leaf.py").write_text("")
     secret = tmp_path / "secret"
     secret.write_text("token")
     secret.chmod(0o644)
@@ -212,6 +219,7 @@ async def test_nothing_outside_is_within_reach(
     with socket.create_server(("127.0.0.1", 0)) as server:
         deeds = [
             f"read {secret}",
+            f"read {packages_of_others / 'leaf.py'}",
             f"read /proc/{os.getpid()}/environ",
             f"write {tmp_path / 'left-behind'}",
             f"connect {server.getsockname()[1]}",

@@ -17,11 +17,13 @@ import pytest
 from redis import Redis
 
 from paceline.config.load import load_settings
+from paceline.enums import WorkerKind
 from paceline.errors import StateError, StoreError, UnavailableError
 from paceline.files import lock_for_life
 from paceline.local.processes import Processes
 from paceline.local.store import EmbeddedStore, check_url
 from paceline.local.supervisor import Local
+from paceline.transport.service_keys import SPEAKS_FOR, read_keys
 from paceline_harness.patience import PATIENCE_S
 
 
@@ -255,6 +257,9 @@ def test_processes_refuse_who_has_no_key_and_start_again_with_new_keys(tmp_path:
     keys = [*folder.rglob("*.json")]
     assert {path.stem for path in keys} == {"keys", "environment-0", "reward-0"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in [folder / "secret", *keys])
+    for path in keys:
+        kind = WorkerKind(path.parent.name if path.stem == "keys" else path.stem.partition("-")[0])
+        assert set(read_keys(path).keys) == SPEAKS_FOR.get(kind, {kind}), path
     told = "".join(
         path.read_text(errors="replace")
         for part in ("settings", "processes", "logs")
