@@ -11,9 +11,12 @@ from grpc import aio
 
 from paceline.client.client import AsyncClient
 from paceline.config.quota import Quota
+from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError, StateError
 from paceline.v1 import experience_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceStub
+from paceline_harness.callers.service_keys import metadata_of
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -73,15 +76,19 @@ async def test_a_deletion_is_one_entry_however_often_it_is_asked_for(
         found = await entries(client)
         assert found["job.delete", job_id] == 2  # the refusal, and the deletion
     await end(site, job_id)
-    assert (await asyncio.wait_for(gone(site, job_id), 60)) == 2
+    assert (await asyncio.wait_for(gone(site, job_id), PATIENCE_S)) == 2
 
 
 async def end(site: Site, job_id: str) -> None:
     """What a controller does once the workers of a cancelled job are gone."""
     async with aio.insecure_channel(site.experience) as channel:
         stub: Any = ExperienceStub(channel)
+        keys = site.run_dir / "keys"
         await stub.SetJobState(
-            experience_pb2.SetJobStateRequest(job_id=job_id, state=types_pb2.JOB_STATE_CANCELLED)
+            experience_pb2.SetJobStateRequest(job_id=job_id, state=types_pb2.JOB_STATE_CANCELLED),
+            metadata=metadata_of(
+                site.run_dir / "keys", WorkerKind.EXPERIENCE, WorkerKind.CONTROLLER
+            ),
         )
 
 

@@ -14,6 +14,7 @@ from grpc import aio
 from paceline.transport.principal import new_token
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -26,7 +27,7 @@ Ask = Callable[[str], Awaitable[str]]
 
 
 async def over_rest(site: Site, token: str) -> str:
-    async with httpx.AsyncClient(base_url=site.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=site.url, timeout=PATIENCE_S) as http:
         reply = await http.get("/v1/jobs", headers={"authorization": f"Bearer {token}"})
     if reply.status_code == 429:
         assert int(reply.headers["retry-after"]) > 1
@@ -39,7 +40,7 @@ async def over_grpc(site: Site, token: str) -> str:
         stub: Any = JobsStub(channel)
         try:
             metadata = (("authorization", f"Bearer {token}"),)
-            await stub.ListJobs(pb.ListJobsRequest(), timeout=60, metadata=metadata)
+            await stub.ListJobs(pb.ListJobsRequest(), timeout=PATIENCE_S, metadata=metadata)
         except aio.AioRpcError as error:
             code: grpc.StatusCode = error.code()
             return code.name
@@ -53,7 +54,7 @@ def ask(request: pytest.FixtureRequest, site: Site) -> Ask:
 
 async def refused(site: Site, reason: str) -> int:
     """How many refusals of a kind the audit log has, once it has some."""
-    async with site.client() as client, asyncio.timeout(60):
+    async with site.client() as client, asyncio.timeout(PATIENCE_S):
         while True:
             entries = (await client.list_audit(page_size=1000)).entries
             if counts := [each.count for each in entries if each.detail == reason]:

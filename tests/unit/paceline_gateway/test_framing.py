@@ -17,6 +17,7 @@ from paceline.weights import WeightServer
 from paceline_gateway.http.framing import StrictConnection
 from paceline_gateway.http.server import WebServer
 from paceline_gateway.service import listen
+from paceline_harness.patience import PATIENCE_S
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: x\r\n\r\n"
 CHUNKS = b"0\r\n\r\n"
@@ -73,7 +74,7 @@ class Server:
                 await writer.drain()
         data = b""
         with suppress(ConnectionError):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 data = await reader.read()
         writer.close()
         return data
