@@ -16,6 +16,7 @@ from paceline.config.job import LoraSpec
 from paceline.config.sections.model import ModelSpec
 from paceline.errors import ConfigError, IntegrityError
 from paceline.files import write_json
+from paceline.models.weights import check_no_adapter
 from paceline.weights.adapters import merged
 from paceline_trainer.checkpoints.folders import SavedCheckpoint
 from paceline_trainer.checkpoints.format import CheckpointReader
@@ -93,9 +94,16 @@ def write_adapter(
 
 def _trained(saved: SavedCheckpoint, base: Path, dtype: torch.dtype) -> Any:
     """The whole model of a checkpoint that has all weights."""
-    config: Any = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    try:
+        config: Any = AutoConfig.from_pretrained(
+            base, local_files_only=True, trust_remote_code=False
+        )
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=False
+            )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: cannot read {base}: {error}") from None
     state = {
         plain_name(name): value.to(dtype) if value.is_floating_point() else value
         for name, value in trained_tensors(saved)
@@ -112,13 +120,14 @@ def _trained(saved: SavedCheckpoint, base: Path, dtype: torch.dtype) -> Any:
 
 def _merged(saved: SavedCheckpoint, base: Path, lora: LoraSpec, dtype: torch.dtype) -> Any:
     """The base model with the adapters of a checkpoint in its weights, rounded once."""
+    check_no_adapter(base)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             base,
             dtype=torch.float32,
             local_files_only=True,
-            use_safetensors=True,
             trust_remote_code=False,
+            use_safetensors=True,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: cannot read {base}: {error}") from None

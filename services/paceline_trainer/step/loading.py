@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from paceline.config.job import LoraSpec
 from paceline.errors import ConfigError
-from paceline.models.weights import INDEX, WHOLE
+from paceline.models.weights import INDEX, WHOLE, check_no_adapter
 from paceline.telemetry.logs import Log
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.attention import NAME
@@ -97,6 +97,7 @@ def open_policy(
         raise ConfigError(f"model.path: {path} is not a folder with a config.json")
     disable_progress_bar()
     try:
+        # Without this, transformers asks on stdin whether to run code that comes with the model.
         config: Any = AutoConfig.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
@@ -106,6 +107,7 @@ def open_policy(
             files.fill(inner, inner.buffers(), 0, 1)
             layouts, source = layouts_of(_example(files, config)), partial(files.fill, inner)
         else:
+            check_no_adapter(folder)
             log.info("weights are converted: every rank loads the whole model", path=path)
             inner = AutoModelForCausalLM.from_pretrained(
                 path,

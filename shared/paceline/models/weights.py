@@ -13,10 +13,24 @@ INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 32 << 20
 WANTED = ("*.json", "*.jinja", "*.safetensors", "*.txt", "*.model")
 """Files of a repository or folder that are downloaded; none of them is code or a pickle."""
+ADAPTER = "adapter_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 MAX_HEADER_BYTES = 4 << 20
 """Of a safetensors file: about 30,000 tensors. All files of a model may have eight times this."""
 _MAX_HEADERS_BYTES = 8 * MAX_HEADER_BYTES
+
+
+def check_no_adapter(folder: Path) -> None:
+    """Check that transformers would load nothing but the model: of an adapter it asks peft to.
+
+    Raises:
+        ConfigError: the folder has an adapter, whose file says how peft loads it.
+    """
+    if (folder / ADAPTER).exists():
+        raise ConfigError(
+            f"model.path: {folder} has an {ADAPTER}; merge the adapter into the weights, or remove "
+            "its files"
+        )
 
 
 def is_wanted(name: str) -> bool:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.config.job import LoraSpec, OptimizerSpec
 from paceline.digest import digest_of
-from paceline.errors import IntegrityError, InvalidError, NotFoundError
+from paceline.errors import ConfigError, IntegrityError, InvalidError, NotFoundError
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.checkpoints.folders import checkpoints_of
 from paceline_trainer.checkpoints.format import file_of
@@ -131,6 +131,29 @@ def test_transformers_loads_the_whole_model(
     assert "| eval | 20 | 0.5000 | 9 | this model |" in card
     assert "| incarnation of the trainer | 3 |" in card
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_no_code_of_the_base_model_runs(
+    llama: Path,
+    group: RankGroup,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lora: LoraSpec | None,
+) -> None:
+    """Although transformers would ask, and whoever exports might answer yes."""
+    job = Job(tmp_path, llama, group, lora)
+    names = {"AutoConfig": "strangers.Config", "AutoModelForCausalLM": "strangers.Model"}
+    config = json.loads((job.model / "config.json").read_text())
+    config |= {"model_type": "strangers", "auto_map": names}
+    (job.model / "config.json").write_text(json.dumps(config))
+    job.record["artifacts"]["config.json"] = digest_of(json.dumps(config).encode())
+    code = f"import pathlib\npathlib.Path({str(tmp_path / 'deed')!r}).touch()\n"
+    (job.model / "strangers.py").write_text(code)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 10))
+    with pytest.raises(ConfigError, match=r"^model\.path: cannot read"):
+        export(job.request())
+    assert not (tmp_path / "deed").exists()
 
 
 def test_engine_precision(llama: Path, group: RankGroup, tmp_path: Path) -> None:

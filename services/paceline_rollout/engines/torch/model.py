@@ -43,7 +43,10 @@ class TorchModel:
         self._fused = getattr(text, "attn_logit_softcapping", None) is None
         with _BUILD_LOCK, torch.device(device), no_init_weights():
             self._model: Any = AutoModelForCausalLM.from_config(
-                config, dtype=DTYPES[dtype], attn_implementation=ATTENTION, trust_remote_code=False
+                config,
+                dtype=DTYPES[dtype],
+                attn_implementation=ATTENTION,
+                trust_remote_code=False,
             )
         self._model.tie_weights()
         self._model.eval().requires_grad_(False)
