@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,12 @@ def die_with_parent(parent: int = 0) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent and os.getppid() != parent:
         os._exit(1)
+
+
+def first_to_die() -> None:
+    """Let the kernel prefer this process and its children when memory is short."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def hide(hidden: bool = True) -> None:

@@ -101,7 +101,7 @@ def command(highest: int, preload: Sequence[str]) -> list[str]:
 def main() -> None:
     """Serve until the control socket is closed."""
     root, highest, *preload = sys.argv[1:]
-    _first_to_die()  # before it is hidden, as that makes its files in /proc those of root
+    seal.first_to_die()  # before it is hidden, as that makes its files in /proc those of root
     seal.hide()
     control = socket.socket(fileno=os.dup(0))
     _to_null(0)
@@ -307,12 +307,6 @@ def _run() -> int:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     return code & 0xFF
-
-
-def _first_to_die() -> None:
-    """Let the kernel prefer this process and its children when memory is short."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _be_nobody() -> bool:

@@ -33,6 +33,7 @@ class Hold:
             UnavailableError: this machine cannot hold it.
         """
         seal.die_with_parent(self.parent)
+        seal.first_to_die()
         if landlock.abi() == 0:
             raise UnavailableError(
                 "this machine cannot contain what handles packages of jobs: its kernel has no "
