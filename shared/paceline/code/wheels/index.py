@@ -47,7 +47,7 @@ class WheelIndex:
         self._client: Fetcher | None = None
         self._finder: PackageFinder | None = None
         if sources.index_urls or sources.find_links:
-            self._client = _client(sources)
+            self._client = _client(sources, self._check_request)
             self._finder = PackageFinder(
                 self._client,
                 index_urls=sources.index_urls,
@@ -121,6 +121,12 @@ class WheelIndex:
             reason = without_credentials(str(error)) or type(error).__name__
             raise FetchError(f"{link.redacted}: {reason}") from None
 
+    def _check_request(self, request: httpx.Request) -> None:
+        """Follow no redirection to where no link may lead."""
+        link = Link(str(request.url))
+        if self._client is not None and not self._may_be_read(link, self._client):
+            raise httpx.RequestError(f"leads to {link.redacted}, which is not trusted")
+
     def _may_be_read(self, link: Link, client: Fetcher) -> bool:
         """Whether a link leads to a server over TLS or one that is trusted, or to our folders."""
         if link.is_file:
@@ -166,7 +172,8 @@ class _Problems(logging.Handler):
         return [*self._lines][-most:]
 
 
-def _client(sources: WheelSources) -> Fetcher:
+def _client(sources: WheelSources, check: Callable[[httpx.Request], None]) -> Fetcher:
+    """`check` raises what `httpx` does for a request that is not to be made."""
     unearth.auth.KEYRING_DISABLED = True  # a program of another package
     verify: ssl.SSLContext | bool = True
     if sources.certificates or sources.client_certificate:
@@ -178,6 +185,7 @@ def _client(sources: WheelSources) -> Fetcher:
         verify=verify,
         timeout=_TIMEOUT_S,
         follow_redirects=True,
+        event_hooks={"request": [check]},
         proxy=sources.proxy or None,
     )
     urls = [each for each in (*sources.index_urls, *sources.find_links) if "://" in each]

@@ -20,7 +20,7 @@ PYPI = "https://pypi.org/simple"
 _SECTIONS = ("global", "install")  # the later one wins, and variables win over both
 _TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
 _COMMENT = re.compile(r"(^|\s)#.*$")
-_CREDENTIALS = re.compile(r"//[^/\s@]+@")
+_CREDENTIALS = re.compile(r"//[^/\s]*@")  # a password may have `@` in it
 CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
 
