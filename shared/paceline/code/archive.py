@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import struct
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from typing import BinaryIO
 
 from pathspec import GitIgnoreSpec
 
-from paceline.code.members import BROKEN, plain_members, too_large
+from paceline.code.members import BROKEN, opened, plain_members, too_large
 from paceline.code.requirements import MAX_BYTES, REQUIREMENTS, parse
 from paceline.config.quota import GIB, MAX_CODE_BYTES
 from paceline.digest import digest_of_file
@@ -26,9 +25,7 @@ MAX_FILES = 2000
 MAX_UNPACKED_BYTES = GIB
 _BLOCK_BYTES = 1 << 20
 _ALREADY_PACKED = (".parquet", ".gz", ".zst")
-# The end of an archive and a comment; what it lists of its files is read whole by `zipfile`.
-_END, _END_MARK, _ZIP64_MARK = struct.Struct("<4s4H2LH"), b"PK\5\6", b"PK\6\7"
-_TAIL_BYTES, _LISTED_BYTES = _END.size + (1 << 16), 4 << 20
+_LISTED_BYTES = 4 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -123,10 +120,10 @@ def check(archive: BinaryIO, *, most_bytes: int = MAX_UNPACKED_BYTES) -> list[st
             are wrong.
     """
     try:
-        with _opened(archive) as opened:
-            names = [info.filename for info in _members(opened, most_bytes)]
+        with _opened(archive) as whole:
+            names = [info.filename for info in _members(whole, most_bytes)]
             if REQUIREMENTS in names:
-                with opened.open(REQUIREMENTS) as source:
+                with whole.open(REQUIREMENTS) as source:
                     parse(source.read(MAX_BYTES + 1))
             return names
     except BROKEN as error:
@@ -161,29 +158,16 @@ def unpack(
 
 
 def _opened(archive: BinaryIO) -> zipfile.ZipFile:
-    """Open an archive whose list of files is not too long to read."""
-    size = archive.seek(0, os.SEEK_END)
-    start = archive.seek(max(0, size - _TAIL_BYTES))
-    tail = archive.read(_TAIL_BYTES)
-    is_last = tail[-_END.size :].startswith(_END_MARK) and tail.endswith(b"\0\0")
-    at = len(tail) - _END.size if is_last else tail.rfind(_END_MARK)
-    if at < 0 or len(tail) - at < _END.size:
-        raise zipfile.BadZipFile("it has no end")
-    listed_bytes = _END.unpack_from(tail, at)[5]
-    archive.seek(max(0, start + at - 20))
-    if listed_bytes > _LISTED_BYTES or archive.read(4) == _ZIP64_MARK:
-        raise InvalidError(f"code: too many files; at most {MAX_FILES} are allowed")
-    archive.seek(0)
-    return zipfile.ZipFile(archive)
+    return opened(archive, "code", most_files=MAX_FILES, most_listed_bytes=_LISTED_BYTES)
 
 
 def _extract(archive: BinaryIO, folder: Path, left: int) -> None:
     try:
-        with _opened(archive) as opened:
-            for info in _members(opened, left):
+        with _opened(archive) as whole:
+            for info in _members(whole, left):
                 path = folder / info.filename
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with opened.open(info) as source, path.open("wb") as target:
+                with whole.open(info) as source, path.open("wb") as target:
                     while data := source.read(_BLOCK_BYTES):  # its header may lie
                         left -= len(data)
                         if left < 0:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from paceline.code.members import SMALLEST_BYTES
 from paceline.code.wheels.held import Hold
 from paceline.code.wheels.messages import (
     FETCH,
@@ -36,6 +37,9 @@ SHARED = (
 FETCHER, UNPACKER = "paceline.code.wheels.fetch_child", "paceline.code.wheels.unpack_child"
 _LOOK_S = 0.25
 _MOST_CHARS = 2000  # of an error
+_MOST_ANSWER_BYTES = 16 << 20
+_LOG_BYTES = 64 << 10  # that are read of what a process has printed, the last ones
+_READ_BYTES = 64 << 10
 # Proxies, certificates and `.netrc` for the fetcher; nothing else of the service.
 _PASSED = ("HOME", "NETRC", "SSL_CERT_DIR", *CERTIFICATES)
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -145,27 +149,49 @@ class Installation:
         return _reply(answer, process.returncode, log)
 
     async def _answer(self, process: asyncio.subprocess.Process, request: bytes) -> bytes:
-        """What it writes until it ends, unless the folder grows too large."""
-        answer = asyncio.ensure_future(process.communicate(request))
+        """What it writes until it ends, unless that or the folder grows too large."""
+        answer = asyncio.ensure_future(_told(process, request))
         try:
             while not answer.done():
                 await asyncio.wait({answer}, timeout=_LOOK_S)
                 # Wheels are there packed and unpacked, and some that were not chosen.
                 if await asyncio.to_thread(size_of, self.folder) > 3 * self.settings.most_bytes:
                     raise self._too_much()
-            return answer.result()[0]
+            return answer.result()
         finally:
             answer.cancel()
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder; some may vanish meanwhile."""
+    """Bytes that files and folders in a folder take; some may vanish meanwhile."""
     total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
+    for parent, folders, names in os.walk(folder):
+        for name in (*folders, *names):
             with suppress(OSError):
-                total += os.lstat(os.path.join(parent, name)).st_size
+                size = os.lstat(os.path.join(parent, name)).st_size
+                total += max(size, SMALLEST_BYTES)
     return total
+
+
+async def _told(process: asyncio.subprocess.Process, request: bytes) -> bytes:
+    """Write a request, and read the answer to its end.
+
+    Raises:
+        InstallError: the answer is too long.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(ConnectionError):  # it has ended before it has read all
+        process.stdin.write(request)
+        await process.stdin.drain()
+        process.stdin.close()
+    answer = bytearray()
+    while data := await process.stdout.read(_READ_BYTES):
+        answer += data
+        if len(answer) > _MOST_ANSWER_BYTES:
+            raise InstallError("what handles packages has answered with too much")
+    await process.wait()
+    return bytes(answer)
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
@@ -179,9 +205,15 @@ def _reply(answer: bytes, code: int | None, log: Path) -> WheelsReply:
     try:
         reply = REPLY.validate_json(answer)
     except ValidationError:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+        lines = [line.strip() for line in _end_of(log).splitlines()]
         last = next((line for line in reversed(lines) if line), f"exit code {code}")
         reply = WheelsReply(error=last)
     if reply.error:
         raise InstallError(without_credentials(reply.error)[:_MOST_CHARS])
     return reply
+
+
+def _end_of(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        return file.read(_LOG_BYTES).decode(errors="replace")

@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import struct
 import zipfile
 import zlib
 from pathlib import PurePosixPath
+from typing import IO
 
 from paceline.errors import InvalidError
 
 MOST_PATH, DEEPEST = 1024, 32  # bytes of a path, and its parts
 _MOST_NAME = 255  # bytes of a file or folder
+SMALLEST_BYTES = 4096  # that a file or folder takes of a disk, be it empty
 _SHOWN = 200
+# The end of an archive and a comment.
+_END, _END_MARK, _ZIP64_MARK = struct.Struct("<4s4H2LH"), b"PK\5\6", b"PK\6\7"
+_TAIL_BYTES = _END.size + (1 << 16)
 BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, RuntimeError, EOFError)
+
+
+def opened(
+    archive: IO[bytes], what: str, *, most_files: int, most_listed_bytes: int
+) -> zipfile.ZipFile:
+    """An archive whose list of files has at most so many bytes; `zipfile` reads it whole.
+
+    `what` begins each error, which says that `most_files` are allowed.
+
+    Raises:
+        InvalidError: its list is longer, or of the kind for more than 65,535 files.
+        zipfile.BadZipFile: it is none.
+    """
+    size = archive.seek(0, os.SEEK_END)
+    start = archive.seek(max(0, size - _TAIL_BYTES))
+    tail = archive.read(_TAIL_BYTES)
+    is_last = tail[-_END.size :].startswith(_END_MARK) and tail.endswith(b"\0\0")
+    at = len(tail) - _END.size if is_last else tail.rfind(_END_MARK)
+    if at < 0 or len(tail) - at < _END.size:
+        raise zipfile.BadZipFile("it has no end")
+    listed_bytes = _END.unpack_from(tail, at)[5]
+    archive.seek(max(0, start + at - 20))
+    if listed_bytes > most_listed_bytes or archive.read(4) == _ZIP64_MARK:
+        raise InvalidError(f"{what}: too many files; at most {most_files} are allowed")
+    archive.seek(0)
+    return zipfile.ZipFile(archive)
 
 
 def plain_members(

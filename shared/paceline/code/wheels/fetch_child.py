@@ -6,6 +6,8 @@ It reads certificates, pip's folders of wheels and those of the job, and writes 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import mimetypes
 import os
 import re
 import shutil
@@ -24,7 +26,7 @@ from paceline.code.wheels.index import WheelIndex, WheelOffer
 from paceline.code.wheels.messages import FETCH, REPLY, FetchRequest, LocalWheel, WheelsReply
 from paceline.code.wheels.resolve import CONSTRAINTS, REQUIREMENTS, Ask, Hashes, resolve
 from paceline.code.wheels.sources import CERTIFICATES, WheelSources, without_credentials
-from paceline.code.wheels.wheel import WheelMetadata, WheelName, read_wheel
+from paceline.code.wheels.wheel import MetadataError, WheelMetadata, WheelName, read_wheel
 from paceline.errors import InvalidError, UnavailableError
 
 _HASH = re.compile(r"\s--hash=(\S+)")
@@ -43,8 +45,9 @@ class _FetchedWheels:
         self._index = WheelIndex(request.sources)
         self._into, self._most_bytes = request.into, request.most_bytes
         self._own = _own_offers(request.own)
+        self._numbers = itertools.count()  # of folders
         self._offers: dict[str, list[WheelOffer]] = {}
-        self._metadata: dict[Path | Link, WheelMetadata] = {}
+        self._metadata: dict[Path | Link, WheelMetadata | MetadataError] = {}
         self._here: dict[Path | Link, tuple[Path, WheelMetadata, int]] = {}
 
     def offers(self, project: str) -> Sequence[WheelOffer]:
@@ -57,13 +60,14 @@ class _FetchedWheels:
     def metadata(self, offer: WheelOffer) -> WheelMetadata:
         """What a wheel needs, without fetching it if the index has that beside it."""
         if offer.place not in self._metadata:
-            beside = self._index.metadata(offer.place) if isinstance(offer.place, Link) else None
-            self._metadata[offer.place] = (
-                self._fetched(offer)[1]
-                if beside is None
-                else WheelMetadata.parse(beside, offer.name)
-            )
-        return self._metadata[offer.place]
+            try:
+                self._metadata[offer.place] = self._read(offer)
+            except MetadataError as error:
+                self._metadata[offer.place] = error
+        known = self._metadata[offer.place]
+        if isinstance(known, MetadataError):
+            raise known
+        return known
 
     def take(self, offers: Sequence[WheelOffer], hashes: Hashes) -> Iterator[LocalWheel]:
         """Fetch those that were chosen, and compare them with all that was said of them."""
@@ -82,10 +86,16 @@ class _FetchedWheels:
         """Of places that could not be read."""
         return self._index.problems()
 
+    def _read(self, offer: WheelOffer) -> WheelMetadata:
+        beside = self._index.metadata(offer.place) if isinstance(offer.place, Link) else None
+        if beside is None:
+            return self._fetched(offer)[1]
+        return WheelMetadata.parse(beside, offer.name)
+
     def _fetched(self, offer: WheelOffer) -> tuple[Path, WheelMetadata, int]:
         """The wheel here, what it needs, and its unpacked size."""
         if offer.place not in self._here:
-            folder = self._into / str(len(self._here))
+            folder = self._into / str(next(self._numbers))
             folder.mkdir()
             path = folder / offer.name.file
             if isinstance(offer.place, Path):
@@ -132,6 +142,7 @@ def main() -> None:
     request = FETCH.validate_json(sys.stdin.buffer.read())
     try:
         paths = [*_of_the_network(request.sources), *(each.path for each in request.own)]
+        mimetypes.init()  # unearth asks it about files; it reads some of the system
         request.hold.apply(readable=paths, changed=request.into, has_network=True)
         reply = fetch(request)
     except (UnavailableError, InvalidError) as error:

@@ -23,7 +23,7 @@ from paceline.code.wheels.wheel import MetadataError, WheelMetadata
 REQUIREMENTS = "requirements.txt"
 CONSTRAINTS = "this installation"
 _MOST_ROUNDS = 100_000
-_SHOWN_VERSIONS, _SHOWN_CAUSES = 20, 8
+_SHOWN_VERSIONS, _SHOWN_CAUSES, _SHOWN_SKIPPED = 20, 8, 8
 
 
 class KnownWheels(Protocol):
@@ -170,7 +170,7 @@ class _Provider(AbstractProvider[Ask, WheelCandidate, str]):
         asks = list(dict.fromkeys(each.requirement for each in causes))
         missing = [ask for ask in asks if not self._fitting(ask.project, [ask])]
         if missing := missing or asks[: len(asks) == 1]:
-            return "; ".join([*map(self._explain_missing, missing), *self._skipped])
+            return "; ".join([*map(self._explain_missing, missing), *self._shown_skipped()])
         projects = {ask.project for ask in asks}
         lines = [*map(str, asks), *map(str, self._constraints_of(*projects))]
         names = " and ".join(dict.fromkeys(_asked_by(ask) for ask in asks))
@@ -178,9 +178,12 @@ class _Provider(AbstractProvider[Ask, WheelCandidate, str]):
             [
                 f"cannot install {names}, as their versions have conflicting requirements",
                 *lines[:_SHOWN_CAUSES],
-                *self._skipped,
+                *self._shown_skipped(),
             ]
         )
+
+    def _shown_skipped(self) -> list[str]:
+        return [*self._skipped][:_SHOWN_SKIPPED]
 
     def _explain_missing(self, ask: Ask) -> str:
         required = _without_marker(ask.requirement)

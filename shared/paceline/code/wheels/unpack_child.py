@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from installer import install
@@ -42,7 +43,8 @@ def main() -> None:
     wheels: list[Path] = [each.path for each in request.wheels]
     try:
         request.hold.apply(readable=wheels, changed=request.into, has_network=False)
-        reply = unpack(request)
+        with redirect_stdout(sys.stderr):  # to which files that cannot be compiled are reported
+            reply = unpack(request)
     except PacelineError as error:
         reply = WheelsReply(error=error.message)
     sys.stdout.buffer.write(REPLY.dump_json(reply))

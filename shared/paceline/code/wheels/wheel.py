@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from email.errors import MessageError
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from packaging.metadata import RawMetadata, parse_email
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag
 from packaging.utils import (
     BuildTag,
@@ -21,13 +24,17 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from paceline.code.members import BROKEN, plain_members
+from paceline.code.members import BROKEN, SMALLEST_BYTES, opened, plain_members
 from paceline.errors import InvalidError
 
 MOST_METADATA_BYTES = 4 << 20
 MOST_FILES = 50_000
+MOST_LIST_BYTES = 16 << 20  # of what lists files: in the archive, and in RECORD
+MOST_TAGS = 1000  # of a name; those that there are have a few dozen
+_SHOWN = 200
 _INFO = ".dist-info"
 _SINGLE = ("METADATA", "WHEEL", "RECORD")
+_READ_WHOLE = ("WHEEL", "RECORD", "entry_points.txt")
 
 
 class WheelError(InvalidError):
@@ -53,8 +60,13 @@ class WheelName:
         """Parse `NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM.whl`.
 
         Raises:
-            WheelError: it is something else.
+            WheelError: it is something else, or stands for more than `MOST_TAGS` of tags.
         """
+        parts = file.removesuffix(".whl").split("-")[-3:]
+        if math.prod(part.count(".") + 1 for part in parts) > MOST_TAGS:
+            raise WheelError(f"{file[:200]!r} has more than {MOST_TAGS} tags")
+        if "/" in file or "\0" in file:
+            raise WheelError(f"{file[:200]!r} is no name of a file")
         try:
             return cls(file, *parse_wheel_filename(file))
         except (InvalidWheelFilename, InvalidVersion) as error:
@@ -86,26 +98,27 @@ class WheelMetadata:
             _check_identity(fields, name)
             requires = tuple(_requirement(text, name) for text in fields.get("requires_dist", ()))
             return cls(requires, SpecifierSet(fields.get("requires_python", "")))
-        except (InvalidRequirement, InvalidSpecifier, InvalidVersion, MessageError) as error:
-            reason = str(error).partition("\n")[0]
+        except (ValueError, MessageError) as error:  # of `packaging`, or a number of 5000 digits
+            reason = str(error).partition("\n")[0][:_SHOWN]
             raise MetadataError(f"{name.file}: METADATA: {reason}") from None
 
 
 def read_wheel(
     path: Path | IO[bytes], name: WheelName, *, most_bytes: int
 ) -> tuple[WheelMetadata, int]:
-    """What a wheel needs, and how many bytes it has unpacked.
+    """What a wheel needs, and how many bytes it takes unpacked.
 
     Raises:
         WheelError: it is not a zip archive of plain files with one `.dist-info`, or unpacks to more
             than `most_bytes`, or is refused by `WheelMetadata.parse`.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _opened(path, name) as archive:
             members = plain_members(
                 archive, name.file, most_files=MOST_FILES, most_bytes=most_bytes
             )
             folder = _info_folder([each.filename for each in members], name)
+            _check_lists(members, folder, name)
             with archive.open(f"{folder}/METADATA") as file:
                 content = file.read(MOST_METADATA_BYTES + 1)
     except BROKEN as error:
@@ -114,7 +127,33 @@ def read_wheel(
         raise
     except InvalidError as error:
         raise WheelError(error.message) from None
-    return WheelMetadata.parse(content, name), sum(each.file_size for each in members)
+    return WheelMetadata.parse(content, name), _bytes_on_disk(members)
+
+
+@contextmanager
+def _opened(path: Path | IO[bytes], name: WheelName) -> Generator[zipfile.ZipFile]:
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("rb")) if isinstance(path, Path) else path
+        limits = {"most_files": MOST_FILES, "most_listed_bytes": MOST_LIST_BYTES}
+        yield stack.enter_context(opened(file, name.file, **limits))
+
+
+def _bytes_on_disk(members: Sequence[zipfile.ZipInfo]) -> int:
+    """A disk has room for so many files too, so empty ones count."""
+    folders = {each for info in members for each in PurePosixPath(info.filename).parents}
+    files = sum(max(each.file_size, SMALLEST_BYTES) for each in members)
+    return files + SMALLEST_BYTES * len(folders)
+
+
+def _check_lists(members: Sequence[zipfile.ZipInfo], folder: str, name: WheelName) -> None:
+    """Files that are read whole to unpack a wheel."""
+    lists = {f"{folder}/{each}" for each in _READ_WHOLE}
+    for each in members:
+        if each.filename in lists and each.file_size > MOST_LIST_BYTES:
+            raise WheelError(
+                f"{name.file}: {each.filename[:_SHOWN]} has {each.file_size} bytes; at most "
+                f"{MOST_LIST_BYTES} are allowed"
+            )
 
 
 def _info_folder(files: list[str], name: WheelName) -> str:
@@ -144,7 +183,7 @@ def _check_identity(fields: RawMetadata, name: WheelName) -> None:
 def _is_named(project: str, version: str, name: WheelName) -> bool:
     try:
         return canonicalize_name(project) == name.project and Version(version) == name.version
-    except InvalidVersion:
+    except ValueError:  # it is none, or has too many digits
         return False
 
 
@@ -155,4 +194,8 @@ def _requirement(text: str, name: WheelName) -> Requirement:
             f"{name.file}: it requires {parsed.name} from an address; packages come from the "
             "index and from the wheels of the code only"
         )
+    # Else only the resolver would find that versions or a marker make no sense.
+    parsed.specifier.contains("0")
+    if parsed.marker is not None:
+        parsed.marker.evaluate({"extra": ""})
     return parsed

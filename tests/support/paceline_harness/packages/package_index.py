@@ -32,6 +32,7 @@ class PackageIndex:
     yanked: set[str] = field(default_factory=set[str])
     requires_python: dict[str, str] = field(default_factory=dict[str, str])
     wrong_hash: set[str] = field(default_factory=set[str])
+    redirects: dict[str, str] = field(default_factory=dict[str, str])  # by path, to an URL
     page: bytes = b""  # of every project, instead of a list of files
     asked: list[str] = field(default_factory=list[str])  # paths
 
@@ -99,6 +100,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.index.credentials and self.headers["Authorization"] != f"Basic {expected}":
             self.send_response(401)
             self.send_header("WWW-Authenticate", "Basic")
+            self.end_headers()
+            return
+        if self.path in self.index.redirects:
+            self.send_response(302)
+            self.send_header("Location", self.index.redirects[self.path])
+            self.send_header("Content-Length", "0")
             self.end_headers()
             return
         parts = unquote(self.path).strip("/").split("/")
