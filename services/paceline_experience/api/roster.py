@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline import wire
 from paceline.enums import WorkerKind
+from paceline.transport.job_credential import JOB_KINDS
 from paceline.transport.rpc_authorization import check_speaks_for
 from paceline.types import Worker
 from paceline.v1 import roster_pb2 as pb
@@ -54,6 +55,8 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
             usage=request.usage,
         )
         self._tracker.progress(member)
+        if member.worker.kind in JOB_KINDS:  # which are not told of other jobs
+            return pb.HeartbeatReply()
         return pb.HeartbeatReply(ended_jobs=await self._ended_jobs(request.kept_jobs))
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:

@@ -247,7 +247,7 @@ class HeartbeatReply(_message.Message):
     ENDED_JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ended_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """lately, or of kept_jobs: cancelled, failed or done"""
+        """Lately, or of kept_jobs: cancelled, failed or done. Empty for trainers and rollout workers."""
 
     def __init__(
         self,

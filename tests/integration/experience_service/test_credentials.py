@@ -321,6 +321,30 @@ async def test_with_their_own_workers_do_their_work_and_it_shows_nowhere(
         assert credential.rpartition("/")[2] not in told
 
 
+async def test_heartbeats_tell_the_workers_of_a_job_nothing_of_other_jobs(
+    one_store: str, client_class: type[Client], tmp_path: Path
+) -> None:
+    async with started(one_store, tmp_path, False, client_class) as place:
+        own, other = await place.job("own"), await place.job("other")
+        await place.client(WorkerKind.CONTROLLER).set_state(other.job_id, JobState.FAILED)
+
+        async def told(client: Client, worker: types_pb2.Worker) -> list[str]:
+            await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
+            beat = roster_pb2.HeartbeatRequest(
+                worker_id=worker.worker_id, kept_jobs=[other.job_id, "sums-000000"]
+            )
+            return list((await call(client.roster.Heartbeat, beat)).ended_jobs)
+
+        for kind in JOB_KINDS:
+            worker = worker_of(own, kind)
+            assert await told(place.client(kind, own.shown[kind]), worker) == []
+        shared = types_pb2.Worker(
+            worker_id="environment-0", kind=wire.number_of(WorkerKind.ENVIRONMENT)
+        )
+        client = place.client(WorkerKind.ENVIRONMENT)
+        assert sorted(await told(client, shared)) == sorted([other.job_id, "sums-000000"])
+
+
 async def test_credentials_outlive_the_service_and_end_with_their_incarnation(
     one_store: str, client_class: type[Client], tmp_path: Path
 ) -> None:
