@@ -86,9 +86,7 @@ async def end(site: Site, job_id: str) -> None:
         keys = site.run_dir / "keys"
         await stub.SetJobState(
             experience_pb2.SetJobStateRequest(job_id=job_id, state=types_pb2.JOB_STATE_CANCELLED),
-            metadata=metadata_of(
-                site.run_dir / "keys", WorkerKind.EXPERIENCE, WorkerKind.CONTROLLER
-            ),
+            metadata=metadata_of(keys, WorkerKind.EXPERIENCE, WorkerKind.CONTROLLER),
         )
 
 
