@@ -36,6 +36,12 @@ WHOLE = {"SetQuota"}
 REST = rest_roles()
 
 
+@pytest.fixture
+def limits() -> dict[str, Any]:
+    """As many attempts as these tests make: they ask who is refused, not how often."""
+    return {"access": {"failed_burst": 1_000_000, "all_failed_burst": 1_000_000}}
+
+
 def routes_of(app: Any) -> Iterator[tuple[str, str]]:
     """Every method and path of the application."""
     for path, methods in app.openapi()["paths"].items():
