@@ -95,9 +95,9 @@ def test_environment_passes_through(item: MakeItem) -> None:
     assert environment(item("", environment_reward=0.25)) == 0.25
 
 
-def test_python_calls_the_function(item: MakeItem) -> None:
-    function = "paceline.rewards.exact:exact"
-    assert python(item("42"), function=function, casefold=True).reward == 1.0
+def test_python_itself_calls_nothing(item: MakeItem) -> None:
+    with pytest.raises(InvalidError, match="called by reward workers only"):
+        python(item("42"), function="paceline.rewards.exact:exact", casefold=True)
 
 
 @pytest.mark.parametrize(
