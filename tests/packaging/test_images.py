@@ -163,7 +163,8 @@ def test_the_composition_is_closed_and_ordered() -> None:
         assert entry["read_only"], name
         assert entry["cap_drop"] == ["ALL"], name
         assert entry["security_opt"] == ["no-new-privileges:true"], name
-        assert not {"privileged", "network_mode", "pid", "ipc", "cap_add", "devices"} & entry.keys()
+        assert not {"privileged", "pid", "ipc", "cap_add", "devices"} & entry.keys()
+        assert entry.get("network_mode", "none") == "none", name
         waits = entry.get("depends_on", {})
         # With another condition `up --wait` would take the end of what runs once for a failure.
         once = {"keys": "service_completed_successfully"}

@@ -27,9 +27,10 @@ def blocks(language: str) -> list[str]:
 YAML: list[dict[str, Any]] = [yaml.safe_load(text) for text in blocks("yaml")]
 
 
-@pytest.mark.parametrize("section", [each["reward"] for each in YAML if "reward" in each])
-def test_rewards_of_the_page_are_accepted(section: list[dict[str, Any]]) -> None:
-    assert len(read_parts(json.dumps(section))) == len(section)
+@pytest.mark.parametrize("part", [each for each in YAML if "reward" in each])
+def test_rewards_of_the_page_are_accepted(part: dict[str, Any]) -> None:
+    section = part["reward"]
+    assert len(read_parts(json.dumps(section), has_code="code" in part)) == len(section)
 
 
 def test_endpoints_of_the_page_are_accepted() -> None:

@@ -18,6 +18,7 @@ from paceline.methods.parts.slots import StepScale
 from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.objective.load import load_objective
 from paceline.plugins import StrictModel
+from paceline.plugins.allowed import AllowedTargets
 from paceline_trainer.columns import Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
@@ -62,7 +63,8 @@ def make(
     plugin = ObjectiveSpec.model_validate(UNBOUNDED | options)
     policy = load_policy(str(path))
     shard(policy, group, dtype=dtype)
-    objective = load_objective(plugin, hooks)
+    listed = AllowedTargets.of(each.kind for each in hooks)
+    objective = load_objective(plugin, hooks, allowed=listed)
     needed = "reference" in objective.needs
     reference = load_reference(str(path), group, dtype=dtype) if needed else None
     learner = Learner(

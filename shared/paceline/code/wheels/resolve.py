@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
-from resolvelib import AbstractProvider, BaseReporter, ResolutionImpossible, Resolver
-from resolvelib.resolvers import RequirementInformation, ResolutionTooDeep
+from resolvelib import AbstractProvider, BaseReporter, ResolutionImpossible
+from resolvelib.resolvers import RequirementInformation, Resolution, ResolutionTooDeep
 
 from paceline.code.wheels.errors import FetchError
 from paceline.code.wheels.index import WheelOffer
@@ -92,14 +92,34 @@ def resolve(
     provider = _Provider(asks, constraints, hashes, shelf)
     asked = [ask for ask in asks if _holds(ask.requirement, frozenset())]
     try:
-        found = Resolver(provider, BaseReporter()).resolve(asked, max_rounds=_MOST_ROUNDS)
+        resolution = Resolution(provider, BaseReporter())
+        state = resolution.resolve(asked, max_rounds=_MOST_ROUNDS)
     except ResolutionImpossible as error:
         raise FetchError(provider.explain(error.causes)) from None
     except ResolutionTooDeep:
         raise FetchError(
             f"no versions that fit together after {_MOST_ROUNDS} tries; pin some with =="
         ) from None
-    return list({each.offer.name.file: each.offer for each in found.mapping.values()}.values())
+    return list(_needed(provider, asked, state.mapping).values())
+
+
+def _needed(
+    provider: _Provider, asked: Sequence[Ask], mapping: Mapping[str, WheelCandidate]
+) -> dict[str, WheelOffer]:
+    """Wheels by file that the requirements lead to.
+
+    Among the candidates there are also some that only abandoned ones needed. `Resolver` follows
+    them to the requirements by recursion, which has no end where such ones need each other.
+    """
+    wheels: dict[str, WheelOffer] = {}
+    left, seen = [provider.identify(ask) for ask in asked], set[str]()
+    while left:
+        if (name := left.pop()) not in seen:
+            seen.add(name)
+            candidate = mapping[name]
+            wheels[candidate.offer.name.file] = candidate.offer
+            left += [provider.identify(ask) for ask in provider.get_dependencies(candidate)]
+    return wheels
 
 
 class _Provider(AbstractProvider[Ask, WheelCandidate, str]):

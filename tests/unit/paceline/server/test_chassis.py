@@ -59,7 +59,12 @@ sys.exit(main(build))
 
 def start(tmp_path: Path, *before: str, **settings: object) -> "subprocess.Popen[str]":
     (tmp_path / "service.py").write_text(SERVICE)
-    content = {"kind": "reward", "worker_id": "reward-0", "insecure": True, **settings}
+    content = {
+        "kind": "reward",
+        "worker_id": "reward-0",
+        "insecure": "tls" not in settings,
+        **settings,
+    }
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(content))
     return subprocess.Popen(
         [*before, sys.executable, str(tmp_path / "service.py"), str(tmp_path / "settings.yaml")],
