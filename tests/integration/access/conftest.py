@@ -114,11 +114,25 @@ def limits() -> dict[str, Any]:
 
 
 @pytest.fixture
-async def site(socket: str, tmp_path: Path, limits: dict[str, Any]) -> AsyncIterator[Site]:
+def listed() -> list[str]:
+    """`plugins.allowed` of both services, overridden by tests."""
+    return []
+
+
+@pytest.fixture
+async def site(
+    socket: str, tmp_path: Path, limits: dict[str, Any], listed: list[str]
+) -> AsyncIterator[Site]:
     with Redis(unix_socket_path=socket) as redis:
         redis.flushall()
     ledger = Running(
-        experience.build, settings(WorkerKind.EXPERIENCE, tmp_path, store_url=f"unix://{socket}")
+        experience.build,
+        settings(
+            WorkerKind.EXPERIENCE,
+            tmp_path,
+            store_url=f"unix://{socket}",
+            plugins={"allowed": listed},
+        ),
     )
     chassis, _ = await ledger.up()
     gateway_process = Running(
@@ -130,6 +144,7 @@ async def site(socket: str, tmp_path: Path, limits: dict[str, Any]) -> AsyncIter
             options={"http_port": 0},
             tokenizers={"run_in": "in_process"},
             limits=limits,
+            plugins={"allowed": listed},
         ),
     )
     _, service = await gateway_process.up()
