@@ -166,6 +166,15 @@ def test_tls_is_mutual_but_for_users(started: Any) -> None:
     assert all(settings.tls is None for settings in started("no-tls").values())
 
 
+def test_by_default_jobs_name_no_functions_and_no_folders(started: Any) -> None:
+    for name, settings in started("default").items():
+        assert settings.plugins.allowed == (), name
+        assert settings.tls is not None, name
+        assert not settings.insecure, name
+        if settings.kind == "experience":
+            assert validate(ExperienceOptions, settings.options).data_folders == ()
+
+
 @pytest.mark.parametrize("feature", ["no-tls", "existing-keys"])
 def test_without_certificates_each_pod_has_the_keys_of_its_kind_alone(
     started: Any, render: Render, tmp_path: Path, feature: str

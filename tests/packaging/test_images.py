@@ -231,3 +231,8 @@ def test_the_composition_starts_services_with_settings_that_they_take(
     assert (settings.port, settings.metrics_port) == (8400, 8401)
     assert settings.store_url == ("redis://:0123abcd@store:6379/0" if name == "experience" else "")
     assert settings.token == ("4567cdef" if name == "gateway" else "")
+    assert settings.plugins.allowed == ()
+    assert settings.service_keys is not None
+    assert not settings.insecure
+    if name == "experience":
+        assert validate(ExperienceOptions, settings.options).data_folders == ()

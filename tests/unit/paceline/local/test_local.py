@@ -16,7 +16,8 @@ import psutil
 import pytest
 from redis import Redis
 
-from paceline.config.load import load_settings
+from paceline.config.load import load_settings, validate
+from paceline.config.service import ExperienceOptions
 from paceline.enums import WorkerKind
 from paceline.errors import StateError, StoreError, UnavailableError
 from paceline.files import lock_for_life
@@ -75,7 +76,8 @@ def test_the_store_outlives_its_killed_parent(tmp_path: Path) -> None:
     code = f"""
 import time
 from pathlib import Path
-from paceline.config.load import load_settings
+from paceline.config.load import load_settings, validate
+from paceline.config.service import ExperienceOptions
 from paceline.local.store import EmbeddedStore
 from paceline.local.processes import Processes
 run_dir = Path({str(tmp_path)!r})
@@ -178,6 +180,17 @@ def test_all_services_start_survive_kills_and_stop(tmp_path: Path) -> None:
     assert processes_of(local.run_dir) == {}
 
 
+def check_defaults(folder: Path) -> None:
+    """Without options jobs name no functions and read no folders, and callers need keys."""
+    found = {path.stem: load_settings(path) for path in folder.glob("*.yaml")}
+    assert set(found) >= BASE
+    for name, settings in found.items():
+        assert settings.plugins.allowed == (), name
+        assert settings.service_keys is not None, name
+        assert not settings.insecure, name
+    assert validate(ExperienceOptions, found["experience"].options).data_folders == ()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_supervisor_is_succeeded(tmp_path: Path) -> None:
@@ -187,6 +200,7 @@ def test_a_killed_supervisor_is_succeeded(tmp_path: Path) -> None:
         before = wait_for(tmp_path, ALL)
         assert first.stdout is not None
         assert b"serving at" in first.stdout.readline()
+        check_defaults(tmp_path / "settings")
     finally:
         first.kill()
         first.wait()
