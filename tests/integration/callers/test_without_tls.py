@@ -101,3 +101,39 @@ async def test_a_server_says_who_may_call_or_does_not_start(
         with pytest.raises(ConfigError, match=message) as refusal:
             await serve(settings, build)
         assert "0123456789abcdef" not in str(refusal.value)
+
+
+async def test_no_second_value_or_other_key_is_a_credential(tmp_path: Path) -> None:
+    """What is right for another server or kind stays wrong, however it is sent beside."""
+    folder, kind = tmp_path / "keys", WorkerKind.REWARD
+    own = issue(folder, [kind])[kind]
+    ((_, right),) = metadata_of(folder, kind, WorkerKind.ENVIRONMENT)
+    ((_, controller),) = metadata_of(folder, kind, WorkerKind.CONTROLLER)
+    ((_, itself),) = metadata_of(folder, kind, kind)
+    ((_, elsewhere),) = metadata_of(folder, WorkerKind.EXPERIENCE, WorkerKind.ENVIRONMENT)
+    proof = right.partition("/")[2]
+    claims: list[tuple[tuple[str, Any], ...]] = [
+        ((METADATA_KEY, controller),),
+        ((METADATA_KEY, itself),),
+        ((METADATA_KEY, controller), (METADATA_KEY, itself)),
+        ((METADATA_KEY, f"environment/{controller.partition('/')[2]}"),),
+        ((METADATA_KEY, f"controller/{proof}"),),
+        ((METADATA_KEY, elsewhere), (METADATA_KEY, f"{elsewhere},{right}")),
+        ((METADATA_KEY, f"{right},{right}"),),
+        ((METADATA_KEY, f"environment//{proof}"),),
+        ((METADATA_KEY, f"Environment/{proof}"),),
+        ((METADATA_KEY, f"environment/{proof.upper()}"),),
+        ((METADATA_KEY, "environment/"),),
+        ((f"{METADATA_KEY}-bin", right.encode()),),
+        (("authorization", f"Bearer {right}"), ("paceline-kind", "environment")),
+        (("insecure", "true"), ("x-forwarded-client-cert", "DNS=environment.paceline.internal")),
+    ]
+    score = services()["Reward"].methods_by_name["Score"]
+    async with served(kind, None, service_keys=own) as chassis:
+        for metadata in claims:
+            caller = Caller(chassis, None, metadata)
+            assert (await caller.call(score))[0] is StatusCode.PERMISSION_DENIED, metadata
+            caller.channel.close()
+        caller = Caller(chassis, None, ((METADATA_KEY, right),))
+        assert (await caller.call(score))[0] is not StatusCode.PERMISSION_DENIED
+        caller.channel.close()
