@@ -258,5 +258,4 @@ def test_a_few_episodes_are_shown_before_anything_is_trained(
     assert re.search(failed + world, ended.stdout), ended.stdout
     reward = r"tried:score: KeyError: 'answer' \(tried.py:24\) \(5 attempts\)"
     assert re.search(failed + reward, ended.stdout), ended.stdout
-    # A machine that is slow may evaluate the task that works once more, with the next version.
-    assert re.search(r"[12] of 3 episodes ended; mean reward 0\.250", ended.stdout)
+    assert "1 of 3 episodes ended; mean reward 0.250" in ended.stdout
