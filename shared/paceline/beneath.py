@@ -23,7 +23,8 @@ PRIVATE = ".paceline-private"
 # The others are in run directories of releases that did not write the first.
 _MARKS = (PRIVATE, "up.lock", "controller.lock")
 _OF_KERNEL = ("/proc", "/sys", "/dev")
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags of `open_beneath` for a folder whose names are to be read."""
 _PLACE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -129,7 +130,7 @@ class ReadableFolders:
         Raises as `real`.
         """
         real, root = self._place(path, name)
-        folder = self._opened(real, root, name, _FOLDER)
+        folder = self._opened(real, root, name, FOLDER)
         try:
             for parent, _, files, at in os.fwalk(".", dir_fd=folder):
                 for each in files:

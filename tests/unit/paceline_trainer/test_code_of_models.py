@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,26 @@ def by_layout(folder: Path) -> None:
 
 
 LOADS = [by_trainer, by_engine, by_layout]
+ROOT = Path(__file__).resolve().parents[3]
+LOADERS = {"from_pretrained", "from_config"}
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Each call by which shipped code has transformers load something, with its place."""
+    for path in [*(ROOT / "services").rglob("*.py"), *(ROOT / "shared").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr in LOADERS:
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", node
+
+
+def test_every_load_refuses_remote_code() -> None:
+    places = list(calls())
+    assert len(places) > 5
+    for place, call in places:
+        values = [keyword.value for keyword in call.keywords if keyword.arg == "trust_remote_code"]
+        assert [ast.unparse(value) for value in values] == ["False"], place
 
 
 @pytest.fixture
@@ -91,6 +112,13 @@ def test_no_code_of_a_model_runs(load: Load, changes: dict[str, Any], model: Pat
     write_config(model, **changes)
     with suppress(PacelineError, ValueError, KeyError, AttributeError, ImportError):
         load(model)
+    assert not (model.parent / "deed").exists()
+
+
+def test_a_model_with_code_of_its_own_is_refused_as_such(model: Path) -> None:
+    write_config(model, model_type="strangers", auto_map=MAP)
+    with pytest.raises(ConfigError, match="contains custom code"):
+        open_policy(str(model))
     assert not (model.parent / "deed").exists()
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from paceline.beneath import open_beneath, open_regular
+from paceline.beneath import FOLDER, open_beneath, open_regular
 from paceline.digest import digest_of
 from paceline.errors import NotFoundError, UnavailableError
 from paceline.files import sync
@@ -24,7 +24,6 @@ from paceline.files import sync
 _INDEX = "paceline.json"
 _INDEX_BYTES = 16 << 20
 _BLOCK_BYTES = 8 << 20
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 Stopped = Callable[[], bool]
 
 
@@ -48,7 +47,7 @@ def copy_folder(jobs: Path, job_id: str, copy: CheckpointCopy, stopped: Stopped)
     target = jobs / copy.to / "checkpoints"
     found = False
     try:
-        source = open_beneath(str(jobs), f"{job_id}/checkpoints", flags=_FOLDER)
+        source = open_beneath(str(jobs), f"{job_id}/checkpoints", flags=FOLDER)
     except OSError as error:
         raise _gone(job_id, copy) from error
     try:
