@@ -31,6 +31,7 @@ from paceline.enums import JobState, WorkerKind
 from paceline.files import token_of
 from paceline.local.ports import PortSlots
 from paceline.transport.rpc import call, connect
+from paceline.transport.service_keys import FILE, METADATA_KEY, read_keys
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1.roster_pb2_grpc import RosterStub
 
@@ -127,8 +128,10 @@ def observe(
 async def watch(client: Client, job_id: str, folder: Path) -> list[Sample]:
     """Sample every half second until the job has ended."""
     samples: list[Sample] = []
-    experience = experience_address(folder)
-    async with connect(experience) as channel:
+    keys = read_keys(folder / "service-keys" / WorkerKind.CONTROLLER / FILE)
+    shown = keys.credential(WorkerKind.EXPERIENCE, WorkerKind.CONTROLLER)
+    metadata = ((METADATA_KEY, f"{WorkerKind.CONTROLLER}/{shown}"),)
+    async with connect(experience_address(folder), metadata=metadata) as channel:
         roster: RosterAsyncStub = RosterStub(channel)
         while True:
             status = (await asyncio.to_thread(client.get, job_id)).status

@@ -86,7 +86,9 @@ def traced(
         stop={"steps": STEPS},
     )
     with Collector() as collector:
-        platform = start_platform(folder / "run", "--otlp", collector.endpoint)
+        platform = start_platform(
+            folder / "run", "--otlp", collector.endpoint, "--allow", str(held["function"])
+        )
         with platform.client() as client:
             job_id = client.submit(job).status.job_id
             until(lambda: client.get(job_id).status.step >= 3, "no progress", PATIENCE_S)

@@ -173,7 +173,7 @@ async def test_what_is_open_is_open(peopled: Site) -> None:
             assert (await http.get(path)).status_code == 200
         # Nothing else is there, whoever asks.
         for path in ("/v1/nothing", "/", "/v1/jobs/x/y/z", "//v1/jobs", "/v1/jobs/"):
-            assert (await http.get(path)).status_code == 404, path
+            assert (await http.get(f"{peopled.url}{path}")).status_code == 404, path
         assert (await http.put("/v1/jobs", json={})).status_code == 405
 
 
