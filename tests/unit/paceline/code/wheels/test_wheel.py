@@ -66,7 +66,8 @@ MEMBERS = st.lists(
             st.sampled_from(
                 [f"{INFO}/METADATA", f"{INFO}/WHEEL", f"{INFO}/RECORD", "leaf.py", "../leaf", "/x"]
             ),
-            st.text(min_size=1, max_size=10),
+            # `zipfile` writes none of what follows a zero.
+            st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=10),
         ),
         st.sampled_from([b"", b"Name: leaf\nVersion: 1.0\n"]),
     ),
@@ -82,7 +83,7 @@ def test_any_archive_is_read_or_refused(
     with warnings.catch_warnings(), zipfile.ZipFile(file, "w") as wheel:
         warnings.simplefilter("ignore")
         for name, content in members:
-            wheel.writestr(name.encode("utf-8", "replace").decode(), content)
+            wheel.writestr(name, content)
     content = bytearray(file.getvalue())
     content[at : at + len(changed)] = changed
     refusal = ""
