@@ -136,7 +136,11 @@ def _episodes(
             break
         time.sleep(_POLL_S)
     page = client.list_trajectories(job_id, page_size=200, purpose=Purpose.EVAL)
-    return list(reversed(page.trajectories))[:wanted], is_late
+    # A small model may be trained and evaluated again before the job is cancelled.
+    sampled = [each.oldest_version for each in page.trajectories]
+    first = min((version for version in sampled if version >= 0), default=0)
+    found = [each for each in reversed(page.trajectories) if each.oldest_version <= first]
+    return found[:wanted], is_late
 
 
 def _why(client: Client, run_dir: Path, job_id: str, *, is_late: bool) -> Iterator[str]:
