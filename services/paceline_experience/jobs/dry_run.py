@@ -15,8 +15,6 @@ from paceline.errors import InvalidError
 from paceline.server.process_group import ProcessGroup, start_process_group
 from paceline.telemetry.logs import Log
 
-# A plug-in may leak memory with each job that it is tried with.
-MAX_JOBS_PER_CHILD = 100
 NUM_CHILDREN = 2
 START_TIMEOUT_S = 120.0  # until a child has done its imports
 log = Log("dry-run")
@@ -31,7 +29,7 @@ class _EndedError(UntriedError):
 
 
 class DryRun:
-    """Child processes that build what a job names; worn-out ones are replaced."""
+    """Child processes that fork others, which build what a job names."""
 
     def __init__(self, *, timeout_s: float, memory_bytes: int) -> None:
         self._timeout_s = timeout_s
@@ -59,12 +57,13 @@ class DryRun:
             except _EndedError:
                 if idle is None:
                     raise
-                # An earlier job may have left the child in a bad state.
                 answer = await self._ask(await self._start(), spec, data)
+        if isinstance(answer, int):
+            raise UntriedError(f"experience, tasks: the plug-ins ended their process with {answer}")
         raise_answer(answer)
 
-    async def _ask(self, child: _Child, spec: JobSpec, data: JobData | None) -> list[str]:
-        """What a child finds, as `answer_of`; empty: nothing."""
+    async def _ask(self, child: _Child, spec: JobSpec, data: JobData | None) -> list[str] | int:
+        """What is wrong, as `answer_of`, empty: nothing; or the exit code of the fork."""
         request = {"job": spec.model_dump(mode="json"), "data": data.as_json() if data else None}
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -76,11 +75,7 @@ class DryRun:
         except BaseException:
             await child.kill()
             raise
-        # A refused plug-in may have leaked memory.
-        if answer or child.num_jobs >= MAX_JOBS_PER_CHILD:
-            await child.kill()
-        else:
-            self._idle.append(child)
+        self._idle.append(child)
         return answer
 
     async def _start(self) -> _Child:
@@ -106,11 +101,9 @@ class DryRun:
 class _Child:
     def __init__(self, family: ProcessGroup) -> None:
         self._family = family
-        self.num_jobs = 0
 
     async def ask(self, request: str) -> list[str]:
         """What is wrong with a job and its data, a line of JSON; empty: nothing."""
-        self.num_jobs += 1
         stdin = self._family.process.stdin
         assert stdin is not None
         with suppress(ConnectionError):  # a dead child is noticed when reading
@@ -125,7 +118,9 @@ class _Child:
         line = await process.stdout.readline()
         if not line:
             code = await process.wait()
-            raise _EndedError(f"experience, tasks: the plug-ins ended their process with {code}")
+            raise _EndedError(
+                f"experience, tasks: the process that tries plug-ins ended with {code}"
+            )
         return json.loads(line)
 
     async def kill(self) -> None:

@@ -3,31 +3,52 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import resource
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from paceline.config import JobSpec
 from paceline.data import JobData
 from paceline.data.errors import answer_of
 from paceline.errors import InvalidError, UnavailableError
-from paceline.parent import end_with_parent
+from paceline.parent import PARENT_CHECK_S, end_with_parent
 from paceline.server.child import take_pipes
 from paceline_experience.ledger.sources import try_plugins
 
+_FORKS: Final = multiprocessing.get_context("fork")
+
 
 def main() -> None:
-    """Answer `ready` after the imports, then a line with what is wrong with each job, a line."""
+    """Answer `ready` after the imports, then each job, a line, with a line.
+
+    It says what is wrong with the job, or the exit code of the process that tried it: a fork of
+    this one, so that no job waits for imports or inherits what another leaked.
+    """
     source, sink = take_pipes()
-    end_with_parent()
-    _limit_memory(int(sys.argv[1]))
+    num_bytes, parent = int(sys.argv[1]), os.getppid()
     _answer(sink, "ready")
     for line in source:
-        _answer(sink, attempt(line))
+        process = _FORKS.Process(target=_try, args=(line, sink, num_bytes))
+        process.start()
+        while process.is_alive():
+            process.join(PARENT_CHECK_S)
+            if os.getppid() != parent:
+                process.kill()
+                return
+        if process.exitcode:
+            _answer(sink, process.exitcode)
 
 
-def _answer(sink: TextIO, answer: str | list[str]) -> None:
+def _try(line: str, sink: TextIO, num_bytes: int) -> None:
+    end_with_parent()
+    _limit_memory(num_bytes)
+    _answer(sink, attempt(line))
+
+
+def _answer(sink: TextIO, answer: str | list[str] | int) -> None:
     sink.write(json.dumps(answer) + "\n")
     sink.flush()
 
