@@ -95,6 +95,7 @@ slowest-tests: $(DEV) ## The slowest tests, modules and fixtures, with what they
 test-extended: $(DEV) $(SGLANG_STAMP) ## Variants that are too long for CI: before a release
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'extended and not sglang' tests
 	$(BIN)/python -m pytest -q -m 'extended and sglang' tests
+	$(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile extended --numprocesses 2 tests
 
 $(SGLANG_STAMP): $(SGLANG_LIST) dev/install.py $(wildcard examples/sglang_cpu/*.toml examples/sglang_cpu/*/*.py)
 	@$(if $(TORCH_INDEX),$(INSTALL) $(SGLANG_VENV) --no-deps --index-url $(TORCH_INDEX) $$(grep '^torch==' $(SGLANG_LIST)))

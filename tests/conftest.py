@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from paceline_trainer.ranks.distributed import RankGroup
 
 # The speed of generating examples depends on the machine's load, not on the code under test.
-settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+PATIENT = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.register_profile("paceline", PATIENT, max_examples=50)
+settings.register_profile("extended", PATIENT, max_examples=1000)
 settings.load_profile("paceline")
 # Before any other fixture, and in the environment of all processes that tests start.
 OWN_FOLDER = isolate_this_process()

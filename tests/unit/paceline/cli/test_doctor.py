@@ -49,13 +49,15 @@ def test_a_machine_is_told_in_one_object(tmp_path: Path) -> None:
     with HTTPServer(("127.0.0.1", 0 if not is_free(USUAL_PORT) else USUAL_PORT), Refusing) as other:
         threading.Thread(target=other.serve_forever).start()
         done = doctor("--json", "--run-dir", str(tmp_path), HF_HUB_OFFLINE="1")
+        free = is_free(USUAL_PORT)
         other.shutdown()
     told = json.loads(done.stdout)
     found = {each["name"]: each for each in told["findings"]}
     # No gateway runs in this folder, and it was asked for.
     assert (done.returncode, told["ok"], found["gateway"]["condition"]) == (1, False, "broken")
     assert found["gateway"]["mend"] == "paceline up"
-    assert found["port"]["condition"] == "note"
+    # Who else had the port may have left it meanwhile.
+    assert found["port"]["condition"] == "note" or free
     assert found["sandbox"]["detail"].startswith("level ")
     assert found["hub"]["mend"] == "unset HF_HUB_OFFLINE"
     assert {"machine", "dtype", "gpus", "engines", "disk", "open files"} <= found.keys()
