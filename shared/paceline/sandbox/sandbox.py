@@ -73,7 +73,7 @@ class Sandbox:
         warm = await self._started(limits)
         forked, ours = await warm.fork(limits, [str(path) for path in readable])
         try:
-            return await SealedProcess.adopt(forked, ours, source.encode())
+            return SealedProcess.adopt(forked, ours, source.encode())
         except OSError as error:
             raise UnavailableError(f"sandbox: a program could not be started: {error}") from None
 
@@ -221,6 +221,10 @@ class _Warm:
         try:
             async with asyncio.timeout(timeout_s):
                 return await answer
+        except BaseException:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                _undo(answer.result().pidfd)  # it came just before this was given up
+            raise
         finally:
             del self._answers[number]
 
@@ -246,8 +250,7 @@ class _Warm:
         answer = self._answers.get(message["id"])
         if answer is None or answer.done():
             for pidfd in fds:
-                kill(pidfd)
-                os.close(pidfd)
+                _undo(pidfd)
         elif "error" in message:
             answer.set_exception(UnavailableError(f"sandbox: {message['error']}"))
         elif message["id"] == _READY:
@@ -267,6 +270,13 @@ class _Warm:
             if not future.done():
                 future.set_exception(UnavailableError(f"sandbox: {why}"))
                 future.exception()  # nobody may be waiting for it
+
+
+def _undo(pidfd: int) -> None:
+    """Kill a child that nobody waits for; -1 is none."""
+    if pidfd >= 0:
+        kill(pidfd)
+        os.close(pidfd)
 
 
 class _RunningProgram:

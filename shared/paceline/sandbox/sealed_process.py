@@ -7,9 +7,9 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
 
 from paceline.errors import UnavailableError
+from paceline.sandbox.pipes import ReadPipe, WritePipe
 from paceline.sandbox.zygote import HEAD
 
 _KEPT_ERRORS = 4096  # bytes of what it has printed, the last ones
@@ -34,45 +34,37 @@ def kill(pidfd: int) -> None:
 class SealedProcess:
     """Requests go to its standard input, answers are read from `stdout`."""
 
-    def __init__(self, forked: Forked, status: int) -> None:
+    def __init__(self, forked: Forked, fds: tuple[int, ...]) -> None:
+        given, out, err, status = fds
         self.stdout = asyncio.StreamReader(limit=_UNREAD_BYTES)
         self._fds = [forked.pidfd, status]  # it fails if nobody could read its status
         self._end = forked.end
-        self._printed = _Printed()
-        self._pipes: list[asyncio.BaseTransport] = []
-        self._stdin: asyncio.WriteTransport | None = None
+        self._printed = _Printed(err)
+        self._stdin = WritePipe(given)
+        self._answers = ReadPipe(out, self.stdout.feed_data, self.stdout.feed_eof)
+        self.stdout.set_transport(self._answers)
 
     @classmethod
-    async def adopt(cls, forked: Forked, fds: tuple[int, ...], source: bytes) -> SealedProcess:
-        """Take over a child that waits for its program, and our ends of its pipes."""
-        program, given, out, err, status = fds
-        process = cls(forked, status)
+    def adopt(cls, forked: Forked, fds: tuple[int, ...], source: bytes) -> SealedProcess:
+        """Take over a child that waits for its program, and our ends of its pipes.
+
+        Raises:
+            OSError: it has ended already.
+        """
+        program, *rest = fds
+        process = cls(forked, tuple(rest))
         try:
             os.write(program, HEAD.pack(len(source)) + source)
-            loop = asyncio.get_running_loop()
-            process._stdin, _ = await loop.connect_write_pipe(
-                asyncio.BaseProtocol, os.fdopen(os.dup(given), "wb", buffering=0)
-            )
-            read, _ = await loop.connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(process.stdout),
-                os.fdopen(os.dup(out), "rb", buffering=0),
-            )
-            printed, _ = await loop.connect_read_pipe(
-                lambda: process._printed, os.fdopen(os.dup(err), "rb", buffering=0)
-            )
-            process._pipes = [process._stdin, read, printed]
         except BaseException:
-            await process.kill()
+            process.close()
             raise
         finally:
-            for fd in (program, given, out, err):
-                os.close(fd)
+            os.close(program)
         return process
 
     def write(self, data: bytes) -> None:
         """Send a request; nothing happens if it has ended."""
-        if self._stdin is not None and not self._stdin.is_closing():
-            self._stdin.write(data)
+        self._stdin.write(data)
 
     async def exit_text(self) -> str:
         """How it has ended, and the last line that it has printed."""
@@ -84,37 +76,39 @@ class SealedProcess:
 
     async def kill(self) -> None:
         """Kill it and close the pipes."""
+        self.close()
+
+    def close(self) -> None:
+        """As `kill`, at once."""
         if self._fds:
             kill(self._fds[0])
         while self._fds:
             os.close(self._fds.pop())
-        for each in self._pipes:
-            each.close()
+        self._stdin.close()
+        self._answers.close()
+        self._printed.close()
 
 
-class _Printed(asyncio.Protocol):
+class _Printed:
     """Keeps the end of what was printed; who prints much has to wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, fd: int) -> None:
         self._kept = bytearray()
         self._left = _PRINTED_BYTES
-        self._pipe: asyncio.ReadTransport | None = None
+        self._pipe = ReadPipe(fd, self._keep, lambda: None)
+        self.close = self._pipe.close
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._pipe = cast(asyncio.ReadTransport, transport)
-
-    def data_received(self, data: bytes) -> None:
+    def _keep(self, data: bytes) -> None:
         self._kept += data
         del self._kept[:-_KEPT_ERRORS]
         self._left -= len(data)
-        if self._left < 0 and self._pipe is not None:
+        if self._left < 0:
             self._pipe.pause_reading()
             asyncio.get_running_loop().call_later(_PAUSE_S, self._go_on)
 
     def _go_on(self) -> None:
         self._left = _PRINTED_BYTES
-        if self._pipe is not None and not self._pipe.is_closing():
-            self._pipe.resume_reading()
+        self._pipe.resume_reading()
 
     def last(self) -> str:
         lines = self._kept.decode(errors="replace").rstrip().splitlines()
