@@ -18,7 +18,6 @@ import multiprocessing
 import os
 import platform
 import random
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -34,9 +33,11 @@ import torch
 from rig.smoke import arguments
 from transformers import AutoModelForCausalLM
 
+from paceline.local.ports import free_port
 from paceline.plugins import EngineRequest
 from paceline.types import SamplingParams
 from paceline.weights import SnapshotHeader, Staging, plan
+from paceline_rollout.engines.sglang.server import derived_ports
 from paceline_rollout.engines.torch.engine import TorchEngine
 
 MODEL = Path("models/smollm2-135m-instruct")
@@ -244,9 +245,7 @@ def sglang(python: Path | None, dtype: str) -> Generator[httpx.Client | None]:
     if python is None:
         yield None
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port(random.Random(), derived=derived_ports(1))
     flags = f"""--model-path {MODEL.resolve()} --device cpu --attention-backend torch_native
         --sampling-backend pytorch --dtype {dtype} --disable-overlap-schedule --sleep-on-idle
         --host 127.0.0.1 --port {port} --mem-fraction-static 0.2 --max-total-tokens 32768

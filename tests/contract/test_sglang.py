@@ -19,12 +19,14 @@ import pytest
 import torch
 
 from paceline.errors import InvalidError, PacelineError
+from paceline.local.ports import PORTS
 from paceline.testing.engines import Answers, ask, wait_for
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
+from paceline_harness.sglang import GRPC_DISTANCE
 from paceline_rollout.engines.sglang.make import sglang
 from paceline_rollout.engines.sglang.options import SglangSettings
-from paceline_rollout.engines.sglang.server import Launch, LaunchedServer
+from paceline_rollout.engines.sglang.server import Launch, LaunchedServer, derived_ports
 
 VOCAB, CONTEXT = 32, 256
 FAKE = "paceline_harness.sglang"
@@ -359,6 +361,27 @@ async def test_a_port_that_another_has_taken_is_left_to_it(launch_of: Callable[.
         await server.start()
         assert not server.url.endswith(f":{taken}")
         await server.stop()
+
+
+async def test_derived_ports_are_chosen_together_with_the_port(launch_of: Callable[..., Launch]):
+    """The gRPC port of the first choice is taken, that of a second one would be above 65,535."""
+    grpc = ("--fake-grpc",)
+    launch = launch_of(sys.executable, "grpc.log", module=FAKE, device="", max_tokens=0, args=grpc)
+    first = free_port()
+    ports = iter([first, 60_467])
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first + GRPC_DISTANCE))
+        server = LaunchedServer(
+            launch, api_key="", timeout_s=120, choose_port=lambda: next(ports, 0) or free_port()
+        )
+        await server.start()
+        await server.stop()
+    server = LaunchedServer(launch, api_key="", timeout_s=120)
+    await server.start()
+    port = int(server.url.rpartition(":")[2])
+    await server.stop()
+    # All below what the system hands out to others between the choice and the start.
+    assert {port, *(port + distance for distance in derived_ports(launch.dp))} <= set(PORTS)
 
 
 async def test_close_leaves_no_process(opened: Open):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from paceline.errors import StateError
@@ -13,6 +14,7 @@ USUAL_PORT = 8300
 """Of the REST API, unless another one is asked for."""
 # Below the ephemeral port range of operating systems.
 PORTS = range(20_000, 32_000)
+_LAST = 65_535
 
 
 class PortSlots:
@@ -46,14 +48,42 @@ class PortSlots:
         return slots.get(slot)
 
     def _choose(self, taken: set[int]) -> int:
-        for port in self._rng.sample(PORTS, len(PORTS)):
-            if port not in taken and is_free(port):
-                return port
-        raise StateError(f"no free port between {PORTS.start} and {PORTS.stop}")
+        return free_port(self._rng, taken=taken)
+
+
+def free_port(
+    rng: random.Random, *, derived: Iterable[int] = (), taken: Collection[int] = ()
+) -> int:
+    """A free port that is not `taken`, with those that its server derives from it.
+
+    `derived`: their distances to it. They are free too, and none is one that the system would give
+    to somebody else before the server binds it.
+
+    Raises:
+        StateError: there is none.
+    """
+    distances = (0, *derived)
+    least, most = min(distances), max(distances)
+    for port in rng.sample(PORTS, len(PORTS)):
+        inside = port + least in PORTS and port + most in PORTS
+        if inside and port not in taken and are_free(port, distances):
+            return port
+    together = f" together with those that it needs up to {most:+d}" if most else ""
+    raise StateError(
+        f"no port between {PORTS.start} and {PORTS.stop - 1} is free{together}; end processes "
+        "that listen there"
+    )
+
+
+def are_free(port: int, derived: Iterable[int] = ()) -> bool:
+    """Whether a server could bind this port and all at these distances to it."""
+    return all(is_free(port + distance) for distance in (0, *derived))
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could bind this port."""
+    """Whether a server could bind this port; there is none above 65,535."""
+    if port > _LAST:
+        return False
     with socket.socket() as probe:
         # As servers do, so that connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -27,6 +27,7 @@ Release = tuple[int, int, int]
 SPANS: Release = (0, 5, 20)
 SESSIONS: Release = (0, 5, 21)
 STRICT: Release = (0, 5, 22)
+GRPC_DISTANCE = 10_000
 KNOBS = {
     *("max_new_tokens", "stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p"),
     *("ignore_eos", "no_stop_trim", "sampling_seed", "stream_interval", "skip_special_tokens"),
@@ -407,6 +408,11 @@ async def _serve(given: argparse.Namespace) -> None:
         incremental=given.incremental_streaming_output,
         api_key=_api_key(given.config),
     )
+    if given.fake_grpc:
+        grpc = given.port + GRPC_DISTANCE
+        if grpc > 65_535:
+            raise SystemExit(f"SGLANG_GRPC_PORT ({grpc}) must be between 1 and 65535")
+        await asyncio.start_server(lambda reader, writer: writer.close(), given.host, grpc)
     await fake.start(host=given.host, port=given.port)
     await asyncio.Event().wait()
 
@@ -420,6 +426,7 @@ def main() -> None:
     parser.add_argument("--context-length", type=int, default=4096)
     parser.add_argument("--config", type=Path)
     parser.add_argument("--incremental-streaming-output", action="store_true")
+    parser.add_argument("--fake-grpc", action="store_true")  # as releases that always serve it
     parser.add_argument("--fake-version", default="0.5.23")
     parser.add_argument("--fake-token-s", type=float, default=0.002)
     asyncio.run(_serve(parser.parse_known_args()[0]))

@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import ConfigError, DeadlineError, UnavailableError
 from paceline.files import tail
-from paceline.local.ports import is_free
+from paceline.local.ports import are_free, free_port
 from paceline.telemetry.logs import Log
 from paceline_rollout.engines.sglang.api import SglangClient
 from paceline_rollout.engines.sglang.capabilities import Capabilities, parse_version
@@ -145,7 +146,10 @@ class LaunchedServer:
         self.api_key = api_key
         self._launch = launch
         self._timeout_s = timeout_s
-        self._choose_port = choose_port or free_port
+        self._derived = derived_ports(launch.dp)
+        self._choose_port = choose_port or partial(
+            free_port, random.Random(), derived=self._derived
+        )
         self._guard: asyncio.subprocess.Process | None = None
 
     @property
@@ -169,9 +173,9 @@ class LaunchedServer:
                 return await self._start_at(port, capabilities)
             except UnavailableError:
                 # A process that starts at the same time may have got the same port.
-                if is_free(port):
+                if are_free(port, self._derived):
                     raise
-                log.warning("port taken by another process", port=port)
+                log.warning("port, or one derived from it, taken by another process", port=port)
         return await self._start_at(self._choose_port(), capabilities)
 
     async def _start_at(self, port: int, capabilities: Capabilities | None) -> Capabilities:
@@ -325,8 +329,10 @@ class AttachedServer:
         """Nothing: the server is not managed by Paceline."""
 
 
-def free_port() -> int:
-    """A port that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def derived_ports(dp: int) -> tuple[int, ...]:
+    """What a server adds to its HTTP port for others that it binds, now or in some release.
+
+    They are those of the sidecar of gRPC, of the exchange among nodes, of data parallel attention
+    with one for each of `dp` ranks, and of gRPC.
+    """
+    return (1, 13, *range(233, 240 + dp), 10_000)

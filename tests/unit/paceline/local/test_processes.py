@@ -1,4 +1,5 @@
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import StateError
 from paceline.files import lock_for_life, read_json, tail, write_json
-from paceline.local.ports import PortSlots, is_free
+from paceline.local.ports import PORTS, PortSlots, are_free, free_port, is_free
 from paceline.local.processes import Processes, summarise
 from paceline.server.failures import describe
 from paceline.server.restarts import RestartBackoff
@@ -241,6 +242,23 @@ def test_ports_are_kept_and_distinct(tmp_path: Path) -> None:
     assert PortSlots(tmp_path / "ports.json").take("a") == first
     assert slots.known("a") == first
     assert slots.known("c") is None
+
+
+@pytest.mark.parametrize("distance", [0, 1, 233, 10_000])
+def test_a_port_is_chosen_together_with_those_derived_from_it(distance: int) -> None:
+    derived = (1, 13, *range(233, 240), 10_000)
+    first = free_port(random.Random(7), derived=derived)
+    assert {first, *(first + each for each in derived)} <= set(PORTS)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first + distance))
+        other.listen()
+        assert not are_free(first, derived)
+        second = free_port(random.Random(7), derived=derived)
+    assert second != first
+    assert second + 10_000 in PORTS
+    assert not is_free(60_467 + 10_000)
+    with pytest.raises(StateError, match=r"no port between 20000 and 31999 is free together"):
+        free_port(random.Random(7), derived=[50_000])
 
 
 def test_a_port_held_by_another_process_is_replaced(tmp_path: Path) -> None:
