@@ -9,6 +9,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel
 
+from paceline.config.base import PluginSpec
 from paceline.config.job import MAX_BATCH_EPISODES, JobSpec
 from paceline.config.needs import GROUP
 from paceline.enums import JobState
@@ -20,7 +21,11 @@ KEPT = (
     *("type", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems"),
     *("maxProperties", "description"),
 )
+# Bounds are float64 in the cluster: one farther out is not what it was, and if that is no int64 the
+# server refuses every object with the field. The format is a bound itself.
+EXACT = 1 << 53
 INT_OR_STRING = {"integer", "string"}
+OPEN = "x-kubernetes-preserve-unknown-fields"
 
 Schema = dict[str, Any]
 
@@ -255,6 +260,9 @@ def _status() -> Schema:
 
 def structural(schema: Schema, models: Schema) -> Schema:
     """A pydantic schema as a Kubernetes structural schema, without references and unions."""
+    if schema.get("$ref", "").endswith(f"/{PluginSpec.__name__}"):
+        # It may be a name alone, and a field of two types has none here.
+        return {key: schema[key] for key in ("description",) if key in schema} | {OPEN: True}
     if "$ref" in schema:
         target = models[schema["$ref"].rpartition("/")[2]]
         return structural(target | {k: v for k, v in schema.items() if k != "$ref"}, models)
@@ -270,6 +278,8 @@ def structural(schema: Schema, models: Schema) -> Schema:
         out["format"] = "int64"
     for bound in ("minimum", "maximum"):
         exclusive = "exclusive" + bound.capitalize()
+        if abs(schema.get(exclusive, schema.get(bound, 0))) > EXACT:
+            continue
         if exclusive in schema:
             out |= {bound: schema[exclusive], exclusive: True}
         elif bound in schema:
@@ -289,5 +299,8 @@ def _members(schema: Schema, models: Schema) -> Schema:
         fields = schema["properties"].items()
         out["properties"] = {name: structural(field, models) for name, field in fields}
     if schema.get("additionalProperties") is True:
-        out["x-kubernetes-preserve-unknown-fields"] = True
+        out[OPEN] = True
+    if "patternProperties" in schema:  # the gateway checks the names
+        (values,) = schema["patternProperties"].values()
+        out["additionalProperties"] = structural(values, models)
     return out

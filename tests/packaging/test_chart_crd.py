@@ -68,8 +68,8 @@ def unknown(schema: Object, value: Any, path: str = "") -> Iterator[str]:
     elif isinstance(value, dict):
         fields = schema.get("properties", {})
         for key, below in value.items():
-            if key in fields:
-                yield from unknown(fields[key], below, f"{path}.{key}")
+            if child := fields.get(key) or schema.get("additionalProperties"):
+                yield from unknown(child, below, f"{path}.{key}")
             elif not schema.get("x-kubernetes-preserve-unknown-fields") and path != ".metadata":
                 yield f"{path}.{key}"
 
@@ -139,6 +139,17 @@ GOOD: dict[str, Object] = {
         "rollout": {"engine": {"kind": "sglang", "arguments": {"tp": 2}}},
         "trainer": {"objective": {"surrogate": {"kind": "ppo_clip", "low": 0.1}}},
     },
+    "plug-ins by their names alone": {
+        "sampling": {"topology": "linear"},
+        "experience": {"sampler": "shuffle", "filters": ["zero_variance"]},
+        "rollout": {"engine": "torch"},
+        "trainer": {"objective": {"surrogate": "ppo_clip", "corrections": ["behaviour_weight"]}},
+    },
+    "evaluations by name": {"evals": {"short": {"tasks": 8, "options": {"digits": 1}}, "long": {}}},
+    "seeds of 64 bits": {
+        "tasks": {"environment": "arithmetic", "seed": 2**63 - 1},
+        "eval": {"seed": -(2**63)},
+    },
     "scaling": {"rollout": {"replicas": 2, "scaling": {"min_replicas": 1, "max_replicas": 8}}},
 }
 # What is wrong -> the change, and words of the message of the API server.
@@ -166,6 +177,11 @@ BAD: dict[str, tuple[Object, str]] = {
     "no steps": ({"stop": {"steps": 0}}, "0 is less than or equal to the minimum of 0"),
     "unknown activation": ({"rollout": {"activation": "soon"}}, "'soon' is not one of"),
     "unknown field": ({"trainer": {"learning_rate": 1}}, "unknown field .spec.trainer"),
+    "unknown field of an evaluation": (
+        {"evals": {"short": {"number": 8}}},
+        "unknown field .spec.evals.short.number",
+    ),
+    "evaluation of no samples": ({"evals": {"a": {"samples": 0}}}, "0 is less than or equal to"),
     "tenant in capitals": ({"tenant": "ACME"}, "'ACME' does not match"),
     "replicas out of bounds": (
         {"rollout": {"replicas": 9, "scaling": {"max_replicas": 8}}},
@@ -249,7 +265,8 @@ def test_schema_is_structural(schema: Object) -> None:
     forbidden |= {"patternProperties", "readOnly", "writeOnly", "uniqueItems", "title", "const"}
     for path, node in nodes(schema):
         assert not forbidden & set(node), path
-        assert "type" in node or node.get("x-kubernetes-int-or-string"), path
+        loose = "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"
+        assert "type" in node or any(node.get(one) for one in loose), path
         assert not {"properties", "additionalProperties"} <= set(node), path
         assert not {"anyOf", "oneOf", "allOf", "not"} & set(node), path
         for bound in ("exclusiveMinimum", "exclusiveMaximum"):
@@ -261,8 +278,9 @@ def nodes(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
     yield path, schema
     for key, below in schema.get("properties", {}).items():
         yield from nodes(below, f"{path}.{key}")
-    if "items" in schema:
-        yield from nodes(schema["items"], f"{path}[]")
+    for name in ("items", "additionalProperties"):
+        if name in schema:
+            yield from nodes(schema[name], f"{path}[]")
 
 
 def test_the_crd_is_kept_at_uninstall_by_default(render: Callable[..., list[Object]]) -> None:

@@ -20,6 +20,7 @@ import referencing
 from jsonschema.protocols import Validator
 
 from paceline_harness.cluster.api.requests.errors import bad_request
+from paceline_harness.cluster.api.resources.bounds import boundary_problems
 
 Object = dict[str, Any]
 Node = dict[str, Any]
@@ -234,6 +235,11 @@ def validate(schema: Schema, value: Object) -> list[Problem]:
     if schema.validator is None:
         return []
     found = [_problem(error, schema) for error in schema.validator.iter_errors(value)]
+    if schema.structural:
+        found += [
+            Problem("<nil>", f'Invalid value: "": {text}')
+            for text in boundary_problems(schema.root, value)
+        ]
     return sorted(found, key=lambda problem: problem.field)
 
 
