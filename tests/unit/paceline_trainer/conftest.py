@@ -3,9 +3,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,13 @@ from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_se
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
 from paceline_harness.patience import PATIENCE_S
+from paceline_harness.ports import free_port
 from paceline_harness.processes import place_of
 from paceline_trainer.weights.publish import WeightCopy, fill
 
 VOCAB = 32
 WORKER = Path(__file__).with_name("ranks.py")
+FORKED = Path(__file__).with_name("forked.py")
 MakeSamples = Callable[..., list[pb.TrainSample]]
 
 
@@ -109,10 +113,124 @@ def samples(
     return made
 
 
+class Forked:
+    """A program that `forked.py` runs."""
+
+    def __init__(self, pid: int, output: Path, code: Path) -> None:
+        self.pid = pid
+        self._output = output
+        self._code = code
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, of a signal its negative number; None while it runs."""
+        return int(self._code.read_text()) if self._code.exists() else None
+
+    @property
+    def output(self) -> str:
+        """What it has written to standard output and standard error."""
+        return self._output.read_text()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.code is None:
+            os.kill(self.pid, number)
+
+    async def end(self) -> tuple[int, str]:
+        """Wait until it has ended; its exit code and output."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (code := self.code) is None:
+                await asyncio.sleep(0.02)
+        return code, self.output
+
+
+class Forks:
+    """The process that runs `forked.py`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[Forked] = []
+        self._process = subprocess.Popen(
+            [sys.executable, str(FORKED)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
+        """Do what `python ARGUMENTS` does: run a script, or with `-m` a module."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        name = str(len(self._started))
+        output, code = self._folder / f"{name}.txt", self._folder / f"{name}.code"
+        command = {
+            "arguments": list(arguments),
+            "environment": {**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            "output": str(output),
+            "code": str(code),
+        }
+        print(json.dumps(command), file=self._process.stdin, flush=True)
+        output.touch()
+        self._started.append(Forked(int(self._process.stdout.readline()), output, code))
+        return self._started[-1]
+
+    def start_ranks(
+        self, world: int, what: str, folder: Path, where: Mapping[str, str] | None = None
+    ) -> list[Forked]:
+        """Start `ranks.py` as so many ranks, with the environment that torchrun would set."""
+        shared = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        shared |= place_of(world) if where is None else where
+        return [
+            self.start(
+                [str(WORKER), what, str(folder)],
+                {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(world)
+        ]
+
+    def close(self) -> None:
+        """End what a failed test has left, and the process."""
+        for forked in self._started:
+            forked.send(signal.SIGKILL)
+        self._process.communicate(timeout=PATIENCE_S)
+
+
+def join(ranks: list[Forked]) -> None:
+    """Wait until all have ended; when one fails, the others are killed."""
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        while any(rank.code is None for rank in ranks):
+            assert time.monotonic() < deadline, "ranks hang"
+            assert not any(rank.code for rank in ranks)
+            time.sleep(0.02)
+        assert not any(rank.code for rank in ranks)
+    except AssertionError as error:
+        for rank in ranks:
+            rank.send(signal.SIGKILL)
+        outputs = "\n".join(rank.output[-3000:] for rank in ranks)
+        raise AssertionError(outputs) from error
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """Starts Python programs that do not import anew what trainers import."""
+    made = Forks(tmp_path_factory.mktemp("forks"))
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def run_ranks() -> Callable[[int, str, Path], None]:
-    """Run `ranks.py` under torchrun."""
-    return _run_ranks
+def join_ranks() -> Callable[[list[Forked]], None]:
+    """Wait until all ranks have ended, and well."""
+    return join
+
+
+@pytest.fixture
+def run_ranks(forks: Forks) -> Callable[[int, str, Path], None]:
+    """Run `ranks.py` as so many ranks."""
+    return lambda world, what, folder: join(forks.start_ranks(world, what, folder))
 
 
 @pytest.fixture
@@ -126,16 +244,6 @@ def _stage(snapshot: WeightCopy) -> Staging:
     staging = Staging(SnapshotHeader("j", 7, 4, 6, -1, 1, num_bytes, 4096, entries, snapshot.tied))
     fill(staging, snapshot.tensors)
     return staging
-
-
-def _run_ranks(world: int, what: str, folder: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={world}", str(WORKER), what, str(folder)]
-    environment = {**os.environ, **place_of(world)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 class OneJob(ExperienceServicer, RosterServicer, JobsServicer):

@@ -33,11 +33,7 @@ def saved(path: Path, *, shard_size: str = "5GB", **options: Any) -> Path:
     return path
 
 
-def test_a_rank_holds_its_shard_and_one_unit_while_loading(
-    run_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Freed tensors go back to the system, as those of large models do; the allocator keeps others.
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(128 << 10))
+def test_a_rank_holds_its_shard_and_one_unit_while_loading(run_ranks: Any, tmp_path: Path) -> None:
     wide = {"hidden_size": 513, "num_attention_heads": 3, "head_dim": 64}
     path = saved(
         tmp_path / "model",

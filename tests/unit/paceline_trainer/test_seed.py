@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,29 +31,20 @@ from paceline_trainer.client import TrainerLedger
 from paceline_trainer.weights.publish import Publisher, TensorQueue, WeightCopy
 from paceline_trainer.weights.seeder import WeightSeeder
 
-RANKS = Path(__file__).with_name("ranks.py")
 LIMIT_S = PATIENCE_S
 
 
 @asynccontextmanager
-async def two_nodes(folder: Path) -> AsyncGenerator[None]:
+async def two_nodes(forks: Any, join: Any, folder: Path) -> AsyncGenerator[None]:
     """Two ranks, each with a server of its own."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        str(RANKS),
-        "seed",
-        str(folder),
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **ON_CPU},  # as the first rank of its node, each would take GPU 0
-    )
-    ended = asyncio.create_task(process.communicate())
+    # As the first rank of its node, each would take GPU 0.
+    ranks = forks.start_ranks(2, "seed", folder, ON_CPU)
+    ended = asyncio.create_task(asyncio.to_thread(join, ranks))
     try:
         yield
     finally:
         (folder / "end").touch()
-        _, errors = await asyncio.wait_for(ended, LIMIT_S)
-    assert process.returncode == 0, errors.decode()[-3000:]
+        await ended
 
 
 async def until(condition: Any) -> None:
@@ -80,10 +69,12 @@ async def receive(one_job: Any, sources: tuple[ChunkSource, ...]) -> tuple[Stagi
     return await asyncio.wait_for(transfer.run(), LIMIT_S), came
 
 
-async def test_the_uplinks_of_two_nodes_add_up(one_job: Any, llama: Path, tmp_path: Path) -> None:
+async def test_the_uplinks_of_two_nodes_add_up(
+    one_job: Any, llama: Path, forks: Any, join_ranks: Any, tmp_path: Path
+) -> None:
     job = {"path": str(llama), "experience": one_job.address, "engine": "bfloat16"}
     (tmp_path / "job.json").write_text(json.dumps(job))
-    async with two_nodes(tmp_path):
+    async with two_nodes(forks, join_ranks, tmp_path):
         await until(lambda: one_job.versions and one_job.seeds)
         first, second = one_job.versions[0].weights_endpoint, one_job.seeds[0].weights_endpoint
         assert (one_job.seeds[0].part, one_job.seeds[0].parts) == (1, 2)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-from asyncio.subprocess import Process
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,55 +47,41 @@ def settings_file(folder: Path, address: str, **options: Any) -> Path:
     return path
 
 
-async def start(settings: Path, *, ranks: int = 0) -> Process:
+def start(forks: Any, settings: Path, *, ranks: int = 0) -> Any:
     """Under torchrun, or (ranks=0) one process with the environment that torchrun would set."""
+    where = place_of(ranks or 1)
+    if not ranks:
+        where = {**where, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     prefix = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks else []
-    return await launch(settings, prefix, place_of(ranks or 1), alone=not ranks)
+    return forks.start([*prefix, "-m", "paceline_trainer", str(settings)], where)
 
 
-async def start_node(settings: Path, *, node: int, port: int) -> Process:
+def start_node(forks: Any, settings: Path, *, node: int, port: int) -> Any:
     """One of two nodes with a rank each, as in a pod."""
     torchrun = ["-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]
     torchrun += ["--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    torchrun += ["--max-restarts=0", "-m", "paceline_trainer", str(settings)]
     # Both would take GPU 0 of this machine.
-    return await launch(settings, [*torchrun, "--max-restarts=0"], ON_CPU)
+    return forks.start(torchrun, ON_CPU)
 
 
-async def launch(
-    settings: Path, prefix: list[str], where: Mapping[str, str], *, alone: bool = False
-) -> Process:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **where}
-    if alone:
-        environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    command = [*prefix, "-m", "paceline_trainer", str(settings)]
-    return await asyncio.create_subprocess_exec(
-        sys.executable, *command, env=environment, stderr=asyncio.subprocess.PIPE
-    )
-
-
-async def end(process: Process) -> tuple[int, str]:
-    _, stderr = await asyncio.wait_for(process.communicate(), LIMIT_S)
-    assert process.returncode is not None
-    return process.returncode, stderr.decode()
-
-
-async def commits(ledger: Any, count: int, process: Process) -> None:
+async def commits(ledger: Any, count: int, process: Any) -> None:
     async with asyncio.timeout(LIMIT_S):
         while len(ledger.commits) < count:
-            assert process.returncode is None
+            assert process.code is None, process.output
             await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow
 async def test_two_nodes_train_and_exit_cleanly_when_one_is_drained(
-    one_job: Any, tmp_path: Path
+    one_job: Any, forks: Any, tmp_path: Path
 ) -> None:
     """At the end, the rank of the other node waits for a batch that does not come."""
     path, port = settings_file(tmp_path, one_job.address), free_port()
     one_job.holds_from = 3
-    nodes = [await start_node(path, node=node, port=port) for node in (0, 1)]
+    nodes = [start_node(forks, path, node=node, port=port) for node in (0, 1)]
     await commits(one_job, 3, nodes[0])
-    nodes[1].send_signal(signal.SIGTERM)
+    nodes[1].send(signal.SIGTERM)
     async with asyncio.timeout(LIMIT_S):
         while one_job.workers:
             await asyncio.sleep(0.02)
@@ -107,18 +90,20 @@ async def test_two_nodes_train_and_exit_cleanly_when_one_is_drained(
     newest = tmp_path / "jobs" / "j" / "checkpoints" / "step-000003.1"
     assert {path.name for path in newest.iterdir()} == {META, INDEX, file_of(0), file_of(1)}
     # Its torchrun waits for that of the drained node; Kubernetes ends the whole job then.
-    nodes[0].send_signal(signal.SIGTERM)
-    for _, stderr in await asyncio.gather(*map(end, nodes)):
-        assert "ChildFailedError" not in stderr
-        assert "disagrees" not in stderr
+    nodes[0].send(signal.SIGTERM)
+    for _, output in await asyncio.gather(*(node.end() for node in nodes)):
+        assert "ChildFailedError" not in output
+        assert "disagrees" not in output
 
 
 @pytest.mark.slow
-async def test_the_trainer_joins_answers_and_exits_cleanly(one_job: Any, tmp_path: Path) -> None:
+async def test_the_trainer_joins_answers_and_exits_cleanly(
+    one_job: Any, forks: Any, tmp_path: Path
+) -> None:
     one_job.limit = 100_000
     path = settings_file(tmp_path, one_job.address)
     path.write_text(f"{path.read_text()}storage: file://{tmp_path}/bucket\n")
-    process = await start(path)
+    process = start(forks, path)
     await commits(one_job, 2, process)
     worker = one_job.workers["trainer-1"]
     assert worker.kind == WORKER_KIND_TRAINER
@@ -128,9 +113,9 @@ async def test_the_trainer_joins_answers_and_exits_cleanly(one_job: Any, tmp_pat
             TrainerStub(channel).Status, pb.TrainerStatusRequest(), timeout_s=PATIENCE_S
         )
     assert status.step >= 2
-    process.send_signal(signal.SIGTERM)
-    code, stderr = await end(process)
-    assert code == 0, stderr
+    process.send(signal.SIGTERM)
+    code, output = await process.end()
+    assert code == 0, output
     assert one_job.checkpoints[-1] == one_job.step
     assert one_job.workers == {}
     checkpoints = sorted(
@@ -141,48 +126,50 @@ async def test_the_trainer_joins_answers_and_exits_cleanly(one_job: Any, tmp_pat
 
 
 @pytest.mark.slow
-async def test_a_killed_rank_ends_the_others(one_job: Any, tmp_path: Path) -> None:
+async def test_a_killed_rank_ends_the_others(one_job: Any, forks: Any, tmp_path: Path) -> None:
     one_job.limit = 100_000
-    process = await start(settings_file(tmp_path, one_job.address), ranks=2)
+    process = start(forks, settings_file(tmp_path, one_job.address), ranks=2)
     await commits(one_job, 2, process)
     ranks = psutil.Process(process.pid).children()
     ranks[-1].kill()
-    code, _ = await end(process)
+    code, _ = await process.end()
     assert code != 0
     _, alive = await asyncio.to_thread(psutil.wait_procs, ranks, timeout=LIMIT_S)
     assert alive == []
 
 
 @pytest.mark.slow
-async def test_ranks_end_when_torchrun_is_killed(one_job: Any, tmp_path: Path) -> None:
+async def test_ranks_end_when_torchrun_is_killed(one_job: Any, forks: Any, tmp_path: Path) -> None:
     one_job.limit = 100_000
-    process = await start(settings_file(tmp_path, one_job.address), ranks=1)
+    process = start(forks, settings_file(tmp_path, one_job.address), ranks=1)
     await commits(one_job, 1, process)
     ranks = psutil.Process(process.pid).children()
-    process.kill()
+    process.send(signal.SIGKILL)
     _, alive = await asyncio.to_thread(psutil.wait_procs, ranks, timeout=LIMIT_S)
     assert alive == []
 
 
 @pytest.mark.slow
-async def test_a_replaced_incarnation_ends_quietly(one_job: Any, tmp_path: Path) -> None:
+async def test_a_replaced_incarnation_ends_quietly(
+    one_job: Any, forks: Any, tmp_path: Path
+) -> None:
     one_job.incarnation = 2
-    code, stderr = await end(await start(settings_file(tmp_path, one_job.address)))
+    code, output = await start(forks, settings_file(tmp_path, one_job.address)).end()
     assert code == 4
-    assert "a newer incarnation runs" in stderr
-    assert "Traceback" not in stderr
+    assert "a newer incarnation runs" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.slow
-async def test_a_job_it_cannot_train(one_job: Any, tmp_path: Path) -> None:
+async def test_a_job_it_cannot_train(one_job: Any, forks: Any, tmp_path: Path) -> None:
     one_job.spec["trainer"] = {"objective": {"corrections": [{"kind": "tis", "cup": 1}]}}
     message = "cup: unknown field; allowed here"
-    code, stderr = await end(await start(settings_file(tmp_path, one_job.address)))
+    code, output = await start(forks, settings_file(tmp_path, one_job.address)).end()
     assert code == 2
-    assert message in stderr
+    assert message in output
     assert one_job.state == "failed"
     assert message in one_job.reason
-    assert "Traceback" not in stderr
+    assert "Traceback" not in output
 
 
 def test_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,10 +229,10 @@ def test_the_first_rank_of_a_node_has_its_ports_and_rank_0_reports(tmp_path: Pat
 
 
 @pytest.mark.slow
-async def test_the_cause_of_a_failure_is_reported(one_job: Any, tmp_path: Path) -> None:
+async def test_the_cause_of_a_failure_is_reported(one_job: Any, forks: Any, tmp_path: Path) -> None:
     (tmp_path / "jobs" / "j").mkdir(parents=True)
     (tmp_path / "jobs" / "j" / "checkpoints").write_text("no folder")
-    code, _ = await end(await start(settings_file(tmp_path, one_job.address), ranks=1))
+    code, _ = await start(forks, settings_file(tmp_path, one_job.address)).end()
     assert code != 0
     [(incarnation, reason)] = one_job.failures
     assert incarnation == 1
