@@ -7,26 +7,21 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
-from paceline.api.documents import JobEvent, MetricRow
 from paceline.cli.check import read_job
-from paceline.cli.progress import JobProgress, Rate, main_eval_of, partial_eval, waiting
+from paceline.cli.entry import main
 from paceline.cli.replay import requests_of
 from paceline.cli.report import by_eval, curve, draw_rewards, read_metrics, smooth
-from paceline.enums import JobState, Purpose
+from paceline.enums import Purpose
 from paceline.errors import InvalidError
 from paceline.local.ports import USUAL_PORT, is_free
-from paceline.progress import LedgerProgress
-from paceline.types import JobStatus
 from paceline_harness.patience import PATIENCE_S
 
 COMMANDS = [
@@ -52,9 +47,28 @@ SPEC = {
 }
 
 
-def paceline(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+def started(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """The command as users start it; some commands of each group are tested so."""
     command = [sys.executable, "-m", "paceline.cli", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd)
+
+
+def paceline(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """The command in this process, as a new one costs a second of a processor.
+
+    Not for what starts services, which sets up logs and handles signals for good.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    with (
+        contextlib.chdir(cwd or Path.cwd()),
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        try:
+            code = main([*words])
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), errors.getvalue())
 
 
 @contextmanager
@@ -89,7 +103,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_help_names_all_commands_and_exit_codes() -> None:
-    found = paceline("--help")
+    found = started("--help")
     assert found.returncode == 0
     assert all(f"    {command} " in found.stdout for command in COMMANDS)
     assert "ledger is inconsistent" in found.stdout
@@ -105,7 +119,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_validate_accepts_a_good_job(job: Path) -> None:
-    found = paceline("validate", "job.yaml", cwd=job.parent)
+    found = started("validate", "job.yaml", cwd=job.parent)
     assert (found.returncode, found.stdout) == (0, "job.yaml: ok\n")
 
 
@@ -126,7 +140,7 @@ def test_recipes_are_listed_and_shown(tmp_path: Path) -> None:
     assert "(arXiv 2510.01161, section 4)" in listed.stdout
     shown = paceline("recipes", "show", "m2po", cwd=tmp_path)
     assert "corrections: [{kind: m2po, tau: 0.04}]" in shown.stdout
-    wrong = paceline("recipes", "show", "m2pp", cwd=tmp_path)
+    wrong = started("recipes", "show", "m2pp", cwd=tmp_path)
     assert (wrong.returncode, wrong.stderr) == (
         2,
         "paceline: recipe: 'm2pp' is not installed; did you mean 'm2po'?\n",
@@ -178,17 +192,38 @@ def test_a_model_without_tokenizer(job: Path) -> None:
     assert not (job.parent / "runs").exists()
 
 
-@pytest.mark.parametrize("state", ["succeeded", "cancelled"])
-def test_a_finished_run_directory_is_not_trained_in_again(job: Path, state: str) -> None:
-    folder = job.parent / "done" / "jobs" / "a-1"
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps({"state": state}))
-    # The store rejects this URL, but only after the run directory has been checked.
-    words = ["run", "job.yaml", "--run-dir", "done", "--port", "0", "--store", "none://"]
-    refused = "done has the results of job a-1, which has succeeded; choose another --run-dir, or"
+@pytest.fixture
+def again(job: Path) -> Callable[[str], list[str]]:
+    """A command that runs the job where one ended before, in a given state."""
+
+    def words(state: str) -> list[str]:
+        folder = job.parent / "done" / "jobs" / "a-1"
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps({"state": state}))
+        # The store rejects this URL, but only after the run directory has been checked.
+        return ["run", "job.yaml", "--run-dir", "done", "--port", "0", "--store", "none://"]
+
+    return words
+
+
+DONE = "done has the results of job a-1, which has succeeded; choose another --run-dir, or"
+
+
+def test_a_finished_run_directory_is_not_trained_in_again(
+    job: Path, again: Callable[[str], list[str]]
+) -> None:
+    words = again("succeeded")
     found = paceline(*words, cwd=job.parent)
-    assert (found.returncode == 2, refused in found.stderr) == (state == "succeeded",) * 2
-    assert refused not in paceline(*words, "--again", cwd=job.parent).stderr
+    assert (found.returncode, DONE in found.stderr) == (2, True)
+    assert DONE not in started(*words, "--again", cwd=job.parent).stderr
+
+
+def test_a_run_directory_whose_job_was_cancelled_is_trained_in_again(
+    job: Path, again: Callable[[str], list[str]]
+) -> None:
+    found = started(*again("cancelled"), cwd=job.parent)
+    assert found.returncode != 2
+    assert DONE not in found.stderr
 
 
 def test_a_missing_file() -> None:
@@ -232,7 +267,7 @@ def test_the_token_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PACELINE_TOKEN", "from-variable")
     (tmp_path / "token").write_text("from-file\n")
     with heard() as (url, tokens):
-        paceline("list", "--url", url)
+        started("list", "--url", url)
         paceline("list", "--url", url, "--token-file", str(tmp_path / "token"))
     assert tokens == ["Bearer from-variable", "Bearer from-file"]
 
@@ -265,14 +300,14 @@ def test_port_in_use(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        found = paceline("up", "--run-dir", str(tmp_path), "--port", port)
+        found = started("up", "--run-dir", str(tmp_path), "--port", port)
     assert found.returncode == 3
     assert f"port {port} on 127.0.0.1 is in use" in found.stderr
 
 
 def test_store_unreachable(tmp_path: Path) -> None:
     words = ["up", "--run-dir", str(tmp_path), "--port=0", "--store", "redis://127.0.0.1:1"]
-    found = paceline(*words)
+    found = started(*words)
     assert found.returncode == 3
     assert "store redis://127.0.0.1:1 cannot be reached" in found.stderr
 
@@ -282,7 +317,7 @@ def test_a_run_takes_another_port_if_the_usual_one_is_in_use(job: Path) -> None:
         with contextlib.suppress(OSError):  # it is in use already
             other.bind(("127.0.0.1", 8300))
             other.listen()
-        found = paceline("run", "job.yaml", "--store", "redis://127.0.0.1:1", cwd=job.parent)
+        found = started("run", "job.yaml", "--store", "redis://127.0.0.1:1", cwd=job.parent)
     assert found.returncode == 3
     assert "store redis://127.0.0.1:1 cannot be reached" in found.stderr
 
@@ -294,7 +329,7 @@ def test_logs(tmp_path: Path) -> None:
     words = ["logs", "--run-dir", str(tmp_path)]
     assert paceline(*words).stdout == "reward-0\n"
     assert paceline(*words, "reward-0", "-n", "2").stdout == "line 98\nline 99\n"
-    found = paceline(*words, "nobody")
+    found = started(*words, "nobody")
     assert (found.returncode, "no logs of 'nobody'" in found.stderr) == (2, True)
 
 
@@ -324,126 +359,12 @@ def test_logs_follow_and_end_with_130_when_interrupted(
 
 
 def test_a_model_folder_becomes_absolute(job: Path) -> None:
-    before = Path.cwd()
-    os.chdir(job.parent)
-    try:
+    with contextlib.chdir(job.parent):
         spec = read_job(Path("job.yaml"), ["trainer.optimizer.lr=1e-4"])
-    finally:
-        os.chdir(before)
     assert spec.model.path == str((job.parent / "model").resolve())
     assert spec.trainer.optimizer.lr == 1e-4
     with pytest.raises(InvalidError):
         read_job(job, ["=1"])
-
-
-def event(step: int, tokens: int, **live: Any) -> JobEvent:
-    row = MetricRow(
-        index=step,
-        step=step,
-        kind=Purpose.TRAIN,
-        values={"reward_mean": 0.5, "staleness_mean": 1.25},
-    )
-    status = JobStatus("a-1", "a", "default", JobState.RUNNING, step=step, eval_reward=0.25)
-    return JobEvent(
-        status=status, metrics=[row], live=LedgerProgress(tokens_generated=tokens, **live)
-    )
-
-
-def test_progress_shows_rates_rewards_and_waits() -> None:
-    progress = JobProgress(target_steps=20)
-    counts = {"trained": 10, "durable": 0}
-    progress.update(event(1, 0, counts=counts, trainer_wait_total_s=0.0), 0.0)
-    counts = {"trained": 10, "durable": 40}
-    late = event(2, 5000, counts=counts, trainer_wait_total_s=1.0, headroom_groups=0)
-    progress.update(late, 2.0)
-    line = progress.line()
-    for text in (
-        "step 2/20",
-        "reward 0.500",
-        "staleness 1.25",
-        "tokens/s 2,500",
-        "episodes/s 20.0",
-    ):
-        assert text in line
-    assert "trainer for episodes (50% of the time), rollout for trainer" in line
-    assert progress.table("a-1").row_count == len(progress.status) + 1
-
-
-def test_failing_attempts_are_shown_as_long_as_there_are_more() -> None:
-    progress = JobProgress()
-    failed = {"failed_attempts": 8, "last_failure": "scoring:f: KeyError: 'a' (scoring.py:3)"}
-    progress.update(event(1, 0), 0.0)
-    assert "failing" not in progress.line()
-    progress.update(event(1, 0, **failed), 5.0)
-    assert "failing 8 attempts of episodes so far, the last: scoring:f: KeyError" in progress.line()
-    progress.update(event(1, 0, **failed), 30.0)
-    progress.update(event(1, 0, **failed), 50.0)
-    assert "failing" not in progress.line()
-    progress.update(event(1, 0, **failed, back_off_s=8.0), 60.0)
-    assert "failing 8 attempts of episodes so far; the next in 8 s, the last:" in progress.line()
-
-
-def test_a_partial_eval_is_shown_next_to_the_complete_one() -> None:
-    progress = JobProgress()
-    values = {"reward": 0.0, "measured": 29, "of": 500, "complete": False}
-    row = MetricRow(index=2, step=6, kind=Purpose.EVAL, values=values)
-    status = JobStatus(
-        "a-1", "a", "default", JobState.RUNNING, step=6, eval_reward=0.25, eval_step=4
-    )
-    progress.update(JobEvent(status=status, metrics=[row]), 0.0)
-    partial = "0.250 (step 4); 0.000 at step 6 does not count: 29 of 500 measured"
-    assert progress.status["held-out reward"] == partial
-    nothing = {"reward": None, "measured": 0, "of": 500, "complete": False}
-    assert partial_eval({"step": 0, **nothing}).startswith("no reward at step 0 does not count")
-    row = MetricRow(index=3, step=4, kind=Purpose.EVAL, values={**values, "complete": True})
-    progress.update(JobEvent(status=status, metrics=[row]), 0.0)
-    assert progress.status["held-out reward"] == "0.250 (step 4)"
-
-
-def test_all_evaluations_are_shown() -> None:
-    progress = JobProgress(main_eval=main_eval_of({"eval": None, "evals": {"b": {}, "a": {}}}))
-    status = JobStatus(
-        "a-1", "a", "default", JobState.RUNNING, step=6, eval_reward=0.25, eval_step=6
-    )
-    rows = [
-        MetricRow(index=index, step=6, kind=Purpose.EVAL, values={"complete": True, **values})
-        for index, values in enumerate(
-            (
-                {"set": "a", "reward": 0.25, "pass@1": 0.25, "pass@4": 0.5, "maj@4": 0.125},
-                {"set": "b", "reward": 0.5},
-                {"set": "b", "reward": 0.75, "complete": False},
-            )
-        )
-    ]
-    progress.update(JobEvent(status=status, metrics=rows), 0.0)
-    assert progress.status["held-out reward"] == "0.250 (step 6)"
-    assert progress.status["held-out scores"] == "pass@1 0.250, maj@4 0.125, pass@4 0.500"
-    assert progress.status["other evals"] == "b 0.500 (step 6)"
-    assert main_eval_of({"eval": {"every": 1}, "evals": {"b": {}}}) == ""
-
-
-def test_reasons_are_shown_as_they_are() -> None:
-    progress = JobProgress()
-    reason = "pip install 'paceline[gymnasium]' [/wrong]"
-    status = JobStatus("a-1", "a", "default", JobState.FAILED, step=0, reason=reason)
-    progress.update(JobEvent(status=status, metrics=[]), 0.0)
-    with io.StringIO() as shown:
-        Console(file=shown, width=200).print(progress.table("a-1"))
-        assert f"failed: {reason}" in shown.getvalue()
-
-
-def test_nobody_waits() -> None:
-    assert waiting(0.0, 3) == "nobody"
-
-
-def test_a_rate_needs_two_points_and_forgets_a_counter_that_fell() -> None:
-    rate = Rate()
-    rate.add(0.0, 10)
-    assert rate.per_s is None
-    rate.add(1.0, 30)
-    assert rate.per_s == 20
-    rate.add(2.0, 5)
-    assert rate.per_s is None
 
 
 def test_lines_that_cannot_be_imported_are_refused_one_by_one(tmp_path: Path) -> None:
