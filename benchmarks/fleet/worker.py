@@ -72,6 +72,7 @@ class Process:
             worker_id=self._given.worker_id,
             activation="in_flight",
             canary_tolerance=1.0,
+            max_refusals=3,
             metrics=self._metrics,
             changed=self._changed,
         )

@@ -318,7 +318,8 @@ class Reconciler:
     async def _explain(self) -> None:
         """Set the reason of started jobs to what keeps their workloads from running.
 
-        Once nothing does, the trainer's own reason is restored.
+        That is what the runtime waits for, or how a process of the job failed. Once nothing does,
+        the trainer's own reason is restored.
         """
         under_way = (JobState.STARTING, JobState.RUNNING)
         found = {n: job for n, job in (self._jobs or {}).items() if job.state in under_way}
@@ -330,7 +331,9 @@ class Reconciler:
             await self._set_state(job.job_id, job.state, reason=reasons[job.job_id])
 
     def _reason_of(self, job_id: str) -> str:
-        reason = self._runtime.waits_for(job_id) or self._said.get(job_id, "")
+        own = (slot for slot in self._slots.values() if slot.wanted.job_id == job_id)
+        failures = next((slot.failures() for slot in own if slot.in_trouble), "")
+        reason = self._runtime.waits_for(job_id) or failures or self._said.get(job_id, "")
         return clipped(reason, self._reason_bytes)
 
     def _has_any(self, job: LiveJob, observed: dict[str, Observed]) -> bool:
@@ -357,7 +360,12 @@ class Reconciler:
             slot.words = f"{end}; {told}" if killed else told
 
     async def _give_up_if_failing(self, slot: ProcessSlot) -> None:
-        if slot.fruitless < self._options.give_up_after:
+        alone = not any(
+            other.ready_since_s is not None
+            for other in self._slots.values()
+            if (other.wanted.job_id, other.wanted.kind) == (slot.wanted.job_id, slot.wanted.kind)
+        )
+        if slot.fruitless < slot.most_failures(self._options, alone=alone):
             return
         name, lives, words = slot.wanted.name, slot.fruitless, slot.words
         if slot.wanted.kind is WorkerKind.TRACKING:
@@ -365,8 +373,7 @@ class Reconciler:
             log.error("the tracking process keeps failing", process=name, lives=lives, words=words)
             return  # no job depends on it
         if job_id := slot.wanted.job_id:
-            reason = f"{name} failed {lives} times without progress: {words}"
-            if await self._give_up(job_id, name, reason):
+            if await self._give_up(job_id, name, slot.failures()):
                 slot.fruitless = 0
             return
         slot.fruitless = 0

@@ -28,7 +28,7 @@ from paceline_rollout.job import build_engine, fetch_files, read_job
 from paceline_rollout.liveness import RolloutLiveness
 from paceline_rollout.servicer import RolloutServicer
 from paceline_rollout.streams import StreamMultiplexer
-from paceline_rollout.weight_updater import WeightUpdater
+from paceline_rollout.weight_updater import WeightUpdater, canary_tolerance
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
@@ -58,6 +58,7 @@ class RolloutService(Service):
         self._chassis = chassis
         self._settings = settings
         self._pool, self._engines = options.pool, options.engines
+        self._max_refusals = options.max_refusals
         self._channel = rpc.connect_as(settings, settings.experience)
         self._roster: RosterAsyncStub = RosterStub(self._channel)
         self._weights = WeightServer(
@@ -100,7 +101,8 @@ class RolloutService(Service):
             job_id=settings.job_id,
             worker_id=settings.worker_id,
             activation=spec.rollout.activation,
-            canary_tolerance=spec.rollout.canary_tolerance,
+            canary_tolerance=canary_tolerance(spec),
+            max_refusals=self._max_refusals,
             metrics=self._chassis.metrics,
             changed=self._on_change,
             tls=settings.tls,

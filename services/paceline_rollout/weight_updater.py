@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from paceline import wire
+from paceline.config import JobSpec
 from paceline.config.service import TlsSettings
 from paceline.errors import DeadlineError, PacelineError, StateError
 from paceline.plugins import Engine, WeightSnapshot
@@ -29,16 +30,24 @@ if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
 WATCH_TIMEOUT_S = 3600.0
+CANARY_TOLERANCES = {"float32": 0.05, "bfloat16": 1.0}
+"""Log-probs of correct paths differ by up to 0.4 in bfloat16: logits are rounded by up to 1/16."""
 NONE = PolicyVersion(version=-1, step=-1)
 OnChange = Callable[[bool], Awaitable[None]]
 log = Log("rollout")
+
+
+class RefusedWeightsError(PacelineError):
+    """The engine computes something else with the weights of a version than the trainer."""
 
 
 class WeightUpdater:
     """Follows the routes of one worker; a receiver pulls while the engine keeps generating.
 
     `changed(True)` is awaited after a version is active and its canary agrees, `changed(False)`
-    when a canary disagrees; that version is then fetched and loaded again.
+    when a canary disagrees; that version is then fetched and loaded again. With `max_refusals` of
+    one version in a row `run` raises RefusedWeightsError, as only another engine is left to try:
+    the bytes were verified each time.
     """
 
     def __init__(
@@ -51,6 +60,7 @@ class WeightUpdater:
         worker_id: str,
         activation: str,
         canary_tolerance: float,
+        max_refusals: int,
         metrics: Metrics,
         changed: OnChange,
         tls: TlsSettings | None = None,
@@ -67,9 +77,11 @@ class WeightUpdater:
         self._worker_id = worker_id
         self._activation = activation
         self._tolerance = canary_tolerance
+        self._max_refusals = max_refusals
         self._metrics = metrics
         self._changed = changed
         self._failures = 0
+        self._refused: tuple[int, int] = (-1, 0)  # a version, and how often
         self._tracer = tracer
         self._routed_ns: dict[int, int] = {}  # version -> time of its first route
         self._reports = Reports(roster, job_id=job_id)
@@ -160,7 +172,7 @@ class WeightUpdater:
                 canary_error=error,
                 allowed=self._tolerance,
             )
-            await self._retry(header)
+            await self._refuse(header, error)
             return
         await self._accept(staging)
 
@@ -202,12 +214,32 @@ class WeightUpdater:
         error = max(abs(logprob - expected) for logprob, expected in pairs)
         return math.inf if any(math.isnan(x) for x in logprobs) else error
 
+    async def _refuse(self, header: SnapshotHeader, error: float) -> None:
+        version, times = self._refused
+        self._refused = header.version, (times if version == header.version else 0) + 1
+        if self._refused[1] < self._max_refusals:
+            await self._retry(header)
+            return
+        await self._changed(False)
+        raise RefusedWeightsError(
+            f"version {header.version} (step {header.step}): log-probs of the canary differ by "
+            f"{error:.4g} from the trainer's in {self._max_refusals} loads of the same bytes; "
+            f"rollout.canary_tolerance allows {self._tolerance:g}"
+        )
+
     async def _retry(self, header: SnapshotHeader) -> None:
         """Stop serving and fetch this version again, unless a newer one is on its way."""
         await self._changed(False)
         self._failures += 1
         await asyncio.sleep(backoff_s(self._failures))
         self._receiver.refetch(header.version)
+
+
+def canary_tolerance(spec: JobSpec) -> float:
+    """Largest allowed difference of the canary's log-probs."""
+    if spec.rollout.canary_tolerance is not None:
+        return spec.rollout.canary_tolerance
+    return CANARY_TOLERANCES.get(spec.model.dtype, CANARY_TOLERANCES["bfloat16"])
 
 
 def _loadable(staging: Staging) -> WeightSnapshot:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from paceline.config.service import ControllerOptions
 from paceline.enums import WorkerKind
+from paceline.server.failures import OOM
 from paceline.server.restarts import RestartBackoff
 from paceline_controller.jobs.plan import Wanted
 
 CHECK_EVERY_S = 5.0
+GIVE_UP_AFTER_LASTING = 3
+"""Failures for a reason that no restart changes, until the job fails."""
+STEADY_S = 600.0
+"""A job's worker that was ready for so long has made progress, also if its job has not."""
+# Missing or wrong modules, settings, options of a program, and weights that the engine gets wrong.
+_LASTING = re.compile(
+    rf"^{re.escape(OOM)}|\b(ModuleNotFound|Import|Config|Invalid|OutOfMemory|RefusedWeights)Error\b"
+    r"|unrecognized arguments|the following arguments are required"
+)
 
 
 @dataclass(slots=True)
 class ProcessSlot:
-    """Counts failures. Trainers make progress by steps, others by being ready for `stable_s`."""
+    """Counts failures since progress: a step of the job, or being ready.
+
+    Trainers have to step, a job's other workers to be ready for `STEADY_S`, and shared pools for
+    the `stable_s` of their restarts.
+    """
 
     wanted: Wanted
     restarts: RestartBackoff
@@ -25,6 +40,7 @@ class ProcessSlot:
     checked_s: float = 0.0
     answered_s: float = 0.0  # or started
     ready_since_s: float | None = None
+    failed_at_start: bool = False  # the last failure, before it was ready
 
     @classmethod
     def of(cls, wanted: Wanted, options: ControllerOptions) -> ProcessSlot:
@@ -50,7 +66,8 @@ class ProcessSlot:
         if self.ready_since_s is None:
             self.ready_since_s = now_s
         by_steps = self.wanted.kind is WorkerKind.TRAINER
-        if not by_steps and now_s - self.ready_since_s >= self.restarts.stable_s:
+        enough_s = STEADY_S if self.wanted.job_id else self.restarts.stable_s
+        if not by_steps and now_s - self.ready_since_s >= enough_s:
             self.fruitless = 0
 
     def waits(self, now_s: float) -> None:
@@ -70,11 +87,33 @@ class ProcessSlot:
     def ended(self, now_s: float) -> None:
         """It died, hung or could not be started."""
         since = self.ready_since_s
+        self.failed_at_start = since is None
         lived_s = 0.0 if since is None else now_s - since
         self.restarts.failed(now_s, lived_s=lived_s)
         self.running = False
         self.ready_since_s = None
         self.fruitless += 1
+
+    def most_failures(self, options: ControllerOptions, *, alone: bool) -> int:
+        """Failures without progress until its job fails.
+
+        They are few for a reason that no restart changes, if it is `alone`: no other worker of its
+        job and kind is ready, which would show that this machine is the reason.
+        """
+        if alone and self.failed_at_start and _LASTING.search(self.words):
+            return min(options.give_up_after, GIVE_UP_AFTER_LASTING)
+        return options.give_up_after
+
+    def failures(self) -> str:
+        """How often it has failed, and the last time how, for people."""
+        times = "once" if self.fruitless == 1 else f"{self.fruitless} times"
+        return f"{self.wanted.name} failed {times} without progress: {self.words}"
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether it does not get on; one failure of a worker that was ready is no trouble yet."""
+        starting = not self.running or self.ready_since_s is None
+        return self.fruitless > 1 or (self.fruitless == 1 and self.failed_at_start and starting)
 
     def may_start(self, now_s: float) -> bool:
         """Whether it is not running and its backoff is over."""

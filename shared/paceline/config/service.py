@@ -423,6 +423,8 @@ class RolloutOptions(WeightsOptions):
     engines: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
     """The installation's settings of engines, by kind: interpreters, arguments, addresses. See
     docs/engines.md; the job's options are in its `rollout.engine`."""
+    max_refusals: int = Field(default=3, ge=1)
+    """Loads of one version whose canary disagrees, until the worker ends and is replaced."""
 
 
 class TrainerOptions(WeightsOptions):

@@ -71,6 +71,7 @@ class Worker:
             worker_id="r0",
             activation="in_flight",
             canary_tolerance=1.0,
+            max_refusals=3,
             metrics=Metrics(),
             changed=_ignore,
         )
