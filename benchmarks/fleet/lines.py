@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from paceline.config.service import LogSettings
+from paceline.sandbox.pipes import ReadPipe
 from paceline.telemetry.logs import setup
 
 Answer = Callable[..., Awaitable[dict[str, Any]]]
@@ -36,7 +37,8 @@ async def usage() -> dict[str, Any]:
 
 async def _commands() -> AsyncIterator[dict[str, Any]]:
     reader = asyncio.StreamReader(limit=_MOST_LINE_BYTES)
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    stdin = os.dup(0)
+    os.set_blocking(stdin, False)
+    reader.set_transport(ReadPipe(stdin, reader.feed_data, reader.feed_eof))
     while line := await reader.readline():
         yield json.loads(line)

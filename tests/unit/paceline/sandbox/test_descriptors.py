@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Self
 
 import psutil
@@ -21,6 +23,7 @@ from paceline.server.process_group import start_process_group
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import warm_process
 
+ROOT = Path(__file__).resolve().parents[4]
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 SLEEP = "import time; time.sleep(60)"
 LIMITS = ProgramLimits(time_s=20.0)
@@ -127,6 +130,15 @@ def test_no_descriptor_of_another_thread_is_closed_and_none_stays_open(
     assert threads.num_lost == 0
 
 
+@pytest.mark.parametrize("folder", ["shared", "services", "benchmarks"])
+def test_no_loop_is_given_a_file_that_it_would_close_too(folder: str) -> None:
+    """uvloop closes the descriptor of such a file twice; see `paceline.sandbox.pipes`."""
+    calls = {"connect_read_pipe", "connect_write_pipe"}
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not isinstance(node, ast.Attribute) or node.attr not in calls, path
+
+
 @sealed
 @pytest.mark.parametrize("loop", LOOPS)
 def test_starts_that_are_given_up_leave_no_descriptor_and_no_child(loop: str) -> None:
@@ -145,6 +157,31 @@ def test_starts_that_are_given_up_leave_no_descriptor_and_no_child(loop: str) ->
         async with asyncio.timeout(PATIENCE_S):
             while warm_process().children():
                 await asyncio.sleep(0.01)
+        await sandbox.close()
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(give_up())
+
+
+def pidfds() -> int:
+    names = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return sum(each.is_symlink() and "pidfd" in os.readlink(each) for each in names)
+
+
+@sealed
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_child_that_comes_as_its_start_is_given_up_is_killed_and_let_go(loop: str) -> None:
+    async def give_up() -> None:
+        sandbox = Sandbox()
+        await killed(sandbox)
+        before = pidfds()
+        for _ in range(5):
+            starting = asyncio.create_task(killed(sandbox))
+            while pidfds() == before and not starting.done():
+                await asyncio.sleep(0)
+            starting.cancel()  # it has the child, and has not gone on yet
+            await asyncio.gather(starting, return_exceptions=True)
+            assert pidfds() == before
         await sandbox.close()
 
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
