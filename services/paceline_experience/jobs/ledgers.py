@@ -263,7 +263,7 @@ class Ledgers:
         """The job is over: nothing is leased from its ledger, and it is not swept any more."""
         entry = self.active.pop(job_id, None)
         if entry is not None:
-            self._stop(entry)
+            self._stop(entry, over=True)
             self._cache(job_id, entry)
         self.forget(job_id)
 
@@ -427,9 +427,9 @@ class Ledgers:
         while len(self._past) > _MAX_PAST:
             self._past.popitem(last=False)
 
-    def _stop(self, entry: OpenLedger) -> asyncio.Task[None] | None:
+    def _stop(self, entry: OpenLedger, *, over: bool = False) -> asyncio.Task[None] | None:
         self._history.forget(entry.job.status.job_id)
-        entry.ledger.close()
+        entry.ledger.close(over=over)
         self._end_functions(entry.job.status.job_id)
         if entry.pump is not None:
             entry.pump.cancel()

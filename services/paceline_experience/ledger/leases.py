@@ -25,6 +25,7 @@ from paceline_experience.ledger.generation.allocation import Wave, episode_start
 from paceline_experience.ledger.generation.modes import EpisodeKey, Mode
 from paceline_experience.ledger.generation.submission import Report, Verdict
 from paceline_experience.ledger.groups import Groups
+from paceline_experience.ledger.sources import Sources
 from paceline_experience.ledger.staleness import oldest_usable_version, stale_groups
 from paceline_experience.ledger.state import GroupRecord, LedgerState
 from paceline_experience.ledger.task_cursor import Draw, draw_fields, stable_seed
@@ -62,6 +63,7 @@ class Demand:
 
 @dataclass(slots=True)
 class _Plan:
+    sources: Sources  # its tasks are from; the job may be over when they are read
     lease: list[tuple[str, list[int]]] = field(default_factory=list[tuple[str, list[int]]])
     admit: list[tuple[str, Draw, Wave | None]] = field(
         default_factory=list[tuple[str, Draw, "Wave | None"]]
@@ -88,8 +90,7 @@ class Leases:
     ) -> None:
         self._core = core
         self._groups = groups
-        self._tasks = tasks
-        self._eval_tasks = eval_tasks
+        self._sources: Sources | None = Sources(tasks, eval_tasks)
         spec = core.spec.experience
         self._allocation = groups.allocation
         self._limits = AdmissionLimits(
@@ -100,6 +101,10 @@ class Leases:
             payload_bytes=spec.payload_bytes,
         )
         self.mode = Mode(core, groups.back_off)
+
+    def let_go(self) -> None:
+        """Nothing is leased any more: the files of its tasks are closed."""
+        self._sources = None
 
     @property
     def limits(self) -> AdmissionLimits:
@@ -161,7 +166,9 @@ class Leases:
         With `allow_partial` the last new group may start with fewer episodes than it has.
         """
         async with self._core.transaction() as state:
-            plan = _Plan()
+            if self._sources is None:
+                return []
+            plan = _Plan(self._sources)
             if evals > 0 and not state.meta.paused:
                 self._plan_queued(plan, state, state.queued_evals, evals)
             if train > 0 and not state.stop and not self.mode.holds:
@@ -231,8 +238,8 @@ class Leases:
         for name, indices in plan.lease:
             group = state.groups[name]
             try:
-                task = self._task(group)
-                others = [self._read(self._tasks, at) for at in named_tasks(group, indices)]
+                task = self._task(group, plan.sources)
+                others = [self._read(plan.sources.train, at) for at in named_tasks(group, indices)]
             except InvalidError as error:
                 verdict = Verdict.OVERSIZED if isinstance(error, LimitError) else Verdict.INVALID
                 key = (name, indices[0], group.attempts[indices[0]])
@@ -276,11 +283,11 @@ class Leases:
             eval_set=run.name if run is not None else "",
         )
 
-    def _task(self, group: GroupRecord) -> Task:
+    def _task(self, group: GroupRecord, sources: Sources) -> Task:
         run = self._core.state.meta.eval if group.is_eval else None
         if run is not None:
-            return self._read(self._eval_tasks[run.name], group.position, "eval task")
-        return self._read(self._tasks, group.position)
+            return self._read(sources.evals[run.name], group.position, "eval task")
+        return self._read(sources.train, group.position)
 
     def _read(self, source: TaskSource, position: int, label: str = "task") -> Task:
         """A task of a source.

@@ -181,10 +181,12 @@ class JobLedger:
         self._leases.serve(served)
         self._core.traces.served(served)
 
-    def close(self) -> None:
-        """This process is done with the job."""
+    def close(self, *, over: bool = False) -> None:
+        """This process is done with the job; `over`: so is everybody, and its data are let go."""
         for each in (self._groups, self._batches, self._core.traces, self.imports):
             each.close()
+        for part in (self._leases, self.imports) if over else ():
+            part.let_go()
 
     def wakeup(self) -> asyncio.Event:
         """Set when there may be episodes to lease: taken before `lease`, awaited after it."""
@@ -328,8 +330,7 @@ class JobLedger:
             await core.watermarks.reach("version", published.version)
             state.versions[published.version] = published
             core.traces.published(published.version, step=step, incarnation=incarnation)
-            first = state.meta.started is None
-            if first:
+            if first := state.meta.started is None:
                 await core.note(started=core.clock.now())
         if await self.pauses.published() or first:
             await self._hooks.running()

@@ -136,6 +136,10 @@ class Imports:
         """End what goes on without a call."""
         self._lookup.close()
 
+    def let_go(self) -> None:
+        """Nothing is imported any more: the files of its tasks are closed."""
+        self._lookup.let_go()
+
     def _checked(self, line: str, row: _Row, vocabulary: int) -> Submission:
         """The trajectory of a line.
 

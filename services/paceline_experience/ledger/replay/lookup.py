@@ -13,6 +13,7 @@ from paceline.digest import number
 from paceline.errors import DeadlineError, InvalidError, UnavailableError
 from paceline.plugins import FindsTasks, TaskSource
 from paceline.telemetry.logs import Log
+from paceline_experience.ledger.sources import NoTasks
 
 log = Log("replay")
 MAX_SCANNED = 1_000_000
@@ -43,7 +44,8 @@ class TaskLookup:
 
     def __init__(self, tasks: TaskSource, *, job_id: str, wait_s: float = _WAIT_S) -> None:
         """`wait_s`: how long a call waits for what goes on without it."""
-        self._tasks, self._job_id, self._wait_s = tasks, job_id, wait_s
+        self._tasks: TaskSource = tasks
+        self._job_id, self._wait_s = job_id, wait_s
         self._scan: asyncio.Task[_Scanned] | None = None
         self._num_scanned = 0
 
@@ -65,6 +67,10 @@ class TaskLookup:
         """Look through nothing any more."""
         if self._scan is not None:
             self._scan.cancel()
+
+    def let_go(self) -> None:
+        """The job is over: from now on it has no tasks."""
+        self._tasks = NoTasks()
 
     async def _scanned(self) -> _Scanned:
         if self._scan is None:
@@ -115,10 +121,12 @@ class TaskLookup:
         return found
 
     def _asked(self, task_id: str) -> list[int]:
-        assert isinstance(self._tasks, FindsTasks)
+        tasks = self._tasks
+        if not isinstance(tasks, FindsTasks):  # let go meanwhile
+            return []
         try:
-            position = self._tasks.position_of(task_id)
-            return [] if position is None or not 0 <= position < len(self._tasks) else [position]
+            position = tasks.position_of(task_id)
+            return [] if position is None or not 0 <= position < len(tasks) else [position]
         except (Exception, SystemExit) as error:  # the boundary of a plug-in
             log.warning("position_of has failed", job=self._job_id, error=error)
             return []

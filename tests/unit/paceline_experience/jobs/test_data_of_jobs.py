@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -126,6 +127,34 @@ async def test_who_submits_again_is_told_how_reading_has_ended(
             await submit()
     path.write_text(GOOD)
     await submit()
+
+
+async def test_a_job_that_is_over_has_no_file_open(
+    site: Site, data: DataOfJobs, tmp_path: Path
+) -> None:
+    """Its ledger stays in memory for whoever asks, without the files that its tasks were in."""
+    before = opened()
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(GOOD)
+    await site.submit(**rows_of(rows))
+    held = opened() - before
+    assert str(rows) in held
+    site.ledgers.retire(site.job_id)
+    gc.collect()
+    assert site.ledgers.peek(site.job_id) is not None
+    assert held & opened() == set()
+
+
+def opened() -> set[str]:
+    """The files that this process has open or mapped."""
+    fds = [Path(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
+    mapped = [
+        line.split(maxsplit=5)[5]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "/" in line
+    ]
+    found = {os.readlink(each) for each in fds if each.is_symlink()}
+    return {each for each in (*found, *mapped) if each.startswith("/")}
 
 
 async def test_closing_gives_up_what_is_being_read(
