@@ -27,6 +27,8 @@ SPEC = {
         "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
         "low": {"type": "integer"},
         "high": {"type": "integer"},
+        "wide": {"type": "integer", "format": "int64", "minimum": -(2**63)},
+        "exact": {"type": "integer", "format": "int64", "minimum": -(2**53), "maximum": 2**53},
     },
 }
 BETWEEN = {
@@ -123,6 +125,14 @@ def test_wrong_values_are_invalid(trials: Any, refusal: Any, spec: Any, field: s
     found = refusal(trials.make, **spec)
     assert (found.code, found.reason) == (422, "Invalid")
     assert field in found.fields
+
+
+def test_a_bound_that_float64_makes_no_int64_refuses_every_value(trials: Any, refusal: Any) -> None:
+    found = refusal(trials.make, wide=0)
+    assert (found.code, found.reason) == (422, "Invalid")
+    text = "Minimum boundary value must be of type integer with format int64 in spec.wide"
+    assert text in found.message
+    assert trials.make(exact=2**53)["spec"]["exact"] == 2**53
 
 
 def test_rules_see_the_whole_object_and_their_messages_are_returned(
