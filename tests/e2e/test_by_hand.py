@@ -96,6 +96,20 @@ def test_an_overlong_prompt_fails_the_job_with_a_reason(
     assert "does not fit max_context 3" in status.reason
 
 
+def test_an_engine_that_never_agrees_with_the_trainer_ends_the_job_with_the_figures(
+    platform: Any, tiny_job: Callable[..., Any]
+) -> None:
+    """In bfloat16 each way to the same log-probs rounds them in its own way."""
+    job = tiny_job(name="disagrees", rollout={"canary_tolerance": 1e-30})
+    job["model"] |= {"dtype": "bfloat16"}
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+        status = client.wait(job_id, timeout_s=JOB_S).status
+    assert status.state == "failed"
+    assert "failed 3 times without progress: RefusedWeightsError: version 0" in status.reason
+    assert "rollout.canary_tolerance allows 1e-30" in status.reason
+
+
 def test_it_listens_on_loopback_only(platform: Any) -> None:
     up = psutil.Process(platform.up.pid)
     listening: set[str] = set()

@@ -16,11 +16,12 @@ GIVE_UP_AFTER_LASTING = 3
 """Failures for a reason that no restart changes, until the job fails."""
 STEADY_S = 600.0
 """A job's worker that was ready for so long has made progress, also if its job has not."""
-# Missing or wrong modules, settings, options of a program, and weights that the engine gets wrong.
-_LASTING = re.compile(
-    rf"^{re.escape(OOM)}|\b(ModuleNotFound|Import|Config|Invalid|OutOfMemory|RefusedWeights)Error\b"
+# Missing modules, wrong settings or options of a program, no memory for the model.
+_LASTING_AT_START = re.compile(
+    rf"^{re.escape(OOM)}|\b(ModuleNotFound|Import|Config|Invalid|OutOfMemory)Error\b"
     r"|unrecognized arguments|the following arguments are required"
 )
+_LASTING = re.compile(r"\bRefusedWeightsError\b")
 
 
 @dataclass(slots=True)
@@ -100,9 +101,11 @@ class ProcessSlot:
         They are few for a reason that no restart changes, if it is `alone`: no other worker of its
         job and kind is ready, which would show that this machine is the reason.
         """
-        if alone and self.failed_at_start and _LASTING.search(self.words):
-            return min(options.give_up_after, GIVE_UP_AFTER_LASTING)
-        return options.give_up_after
+        lasting = _LASTING.search(self.words) or (
+            self.failed_at_start and _LASTING_AT_START.search(self.words)
+        )
+        few = min(options.give_up_after, GIVE_UP_AFTER_LASTING)
+        return few if alone and lasting else options.give_up_after
 
     def failures(self) -> str:
         """How often it has failed, and the last time how, for people."""

@@ -322,9 +322,19 @@ async def _end(chassis: Chassis, service: Service, work: asyncio.Task[None]) -> 
 
 def _has_failed(work: asyncio.Task[None]) -> bool:
     if work.done() and not work.cancelled() and (error := work.exception()) is not None:
-        log.exception("service failed", of=error, error=error, exc=type(error).__name__)
+        cause = _cause(error)
+        log.exception("service failed", of=error, error=cause, exc=type(cause).__name__)
+        # The last words of the process, as if it had failed to start.
+        print(f"{type(cause).__name__}: {cause}", file=sys.stderr)
         return True
     return False
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first error of groups, which themselves say nothing."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _exit_timer(chassis: Chassis, end: End) -> threading.Timer:

@@ -191,6 +191,84 @@ async def test_a_job_fails_when_its_process_never_gets_on(world: World) -> None:
     assert world.alive() == POOLS
 
 
+MISSING = "ModuleNotFoundError: No module named 'sglang'"
+
+
+async def until_it_ends(world: World, *, dies: str, every_s: float = 0.5) -> None:
+    """A process dies in each of its lives, as soon as it is seen to be alive."""
+    for _ in range(400):
+        if world.state is JobState.FAILED:
+            return
+        if dies in world.alive():
+            world.runtime.die(dies)
+        await world.passes(every_s=every_s)
+    raise AssertionError("the job goes on")
+
+
+@pytest.mark.parametrize(
+    ("words", "starts"), [(MISSING, 3), ("OOM: no more", 3), ("ValueError: by chance", 10)]
+)
+async def test_a_reason_that_lasts_is_not_tried_often(words: str, starts: int) -> None:
+    world = World(OPTIONS.model_copy(update={"give_up_after": 10}))
+    world.submit()
+    world.runtime.silent.add("rollout-a-1-0")
+    world.runtime.words = words
+    await until_it_ends(world, dies="rollout-a-1-0")
+    assert len(world.starts_of("rollout-a-1-0")) == starts
+    assert world.ledger.reasons["a-1"] == (
+        f"rollout-a-1-0 failed {starts} times without progress: {words}"
+    )
+
+
+async def test_one_machine_of_several_does_not_fail_a_job_so_soon() -> None:
+    """Its other worker is ready, so the job lacks nothing."""
+    world = World(OPTIONS.model_copy(update={"give_up_after": 10}))
+    rollout = SPEC.rollout.model_copy(update={"replicas": 2})
+    world.ledger.jobs["a-1"] = LiveJob(
+        "a-1", JobState.QUEUED, 0, SPEC.model_copy(update={"rollout": rollout})
+    )
+    world.runtime.silent.add("rollout-a-1-1")
+    world.runtime.words = MISSING
+    await until_it_ends(world, dies="rollout-a-1-1")
+    assert len(world.starts_of("rollout-a-1-1")) == 10
+
+
+async def test_a_job_says_how_its_worker_fails_to_start(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    world.runtime.words = MISSING
+    world.runtime.silent.add("rollout-a-1-0")
+    await world.passes(2)
+    world.runtime.die("rollout-a-1-0")
+    await world.passes()
+    once = f"rollout-a-1-0 failed once without progress: {MISSING}"
+    assert (world.state, world.ledger.jobs["a-1"].reason) == (JobState.RUNNING, once)
+    await world.passes(4)  # it is started again
+    assert world.ledger.jobs["a-1"].reason == once
+    world.runtime.silent.clear()
+    await world.passes(2)
+    assert world.ledger.jobs["a-1"].reason == ""
+
+
+async def test_one_death_of_a_worker_that_was_ready_is_not_worth_a_word(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    await world.passes(2)
+    world.runtime.die("rollout-a-1-0")
+    await world.passes(3)
+    assert world.ledger.jobs["a-1"].reason == ""
+
+
+async def test_to_be_ready_is_no_progress_of_a_job(world: World) -> None:
+    """A worker that always dies before it has done anything, though it is ready for a while."""
+    world.submit(JobState.RUNNING)
+    for _ in range(10):
+        await world.passes(40)  # 20 s
+        if world.state is JobState.FAILED:
+            break
+        world.runtime.die("rollout-a-1-0")
+    assert world.state is JobState.FAILED
+    assert len(world.starts_of("rollout-a-1-0")) == OPTIONS.give_up_after
+
+
 async def test_a_job_hears_what_keeps_its_workloads_from_running(world: World) -> None:
     world.submit()
     world.runtime.waits["a-1"] = "trainer-a-1: FailedCreate: exceeded quota: few"

@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from grpc import aio
@@ -29,6 +30,7 @@ from paceline.weights import Staging, WeightServer, pull
 from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.job import build_engine
 from paceline_rollout.service import RolloutService
+from paceline_rollout.weight_updater import RefusedWeightsError, canary_tolerance
 
 if TYPE_CHECKING:
     from paceline.v1.rollout_pb2_grpc import RolloutAsyncStub
@@ -118,11 +120,14 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
 class World:
     """A ledger, a trainer's weight server and one rollout worker."""
 
-    def __init__(self, ledger: Ledger, trainer: WeightServer, endpoint: str, stub: Any) -> None:
+    def __init__(
+        self, ledger: Ledger, trainer: WeightServer, endpoint: str, stub: Any, work: Any
+    ) -> None:
         self.ledger = ledger
         self.trainer = trainer
         self.endpoint = endpoint
         self.stub: RolloutAsyncStub = stub
+        self.work: asyncio.Task[None] = work  # the worker's
 
     def publish(self, staging: Staging) -> None:
         self.trainer.offer(staging)
@@ -165,7 +170,7 @@ def new_server() -> tuple[aio.Server, int]:
 
 @asynccontextmanager
 async def world(
-    tmp_path: Path, spec: dict[str, Any], files: dict[str, bytes]
+    tmp_path: Path, spec: dict[str, Any], files: dict[str, bytes], *, max_refusals: int = 3
 ) -> AsyncGenerator[World]:
     ledger = Ledger({**SPEC, **spec}, files)  # pyright: ignore[reportAbstractUsage]
     central, port = new_server()
@@ -182,6 +187,7 @@ async def world(
         experience=f"127.0.0.1:{port}",
         job_id="job",
         run_dir=tmp_path,
+        options={"max_refusals": max_refusals},
     )
     chassis = Chassis(
         settings=settings, server=server, metrics=Metrics(), address=f"127.0.0.1:{own}"
@@ -192,7 +198,7 @@ async def world(
     work = asyncio.create_task(service.run())
     channel = connect(chassis.address)
     try:
-        yield World(ledger, trainer, endpoint, RolloutStub(channel))
+        yield World(ledger, trainer, endpoint, RolloutStub(channel), work)
     finally:
         work.cancel()
         await asyncio.wait({work})
@@ -284,7 +290,8 @@ async def test_a_wrong_canary_keeps_work_away_until_it_is_right(
 ) -> None:
     """The same version again, or a newer one: the worker stays in the roster to hear of it."""
     model = model_of()
-    async with world(tmp_path, {}, model_files(model, tmp_path)) as w:
+    files = model_files(model, tmp_path)
+    async with world(tmp_path, {}, files, max_refusals=1_000_000) as w:
         w.publish(snapshot_of(model, version=0))
         await w.until_active(0)
         good = snapshot_of(model, version=1)
@@ -297,6 +304,37 @@ async def test_a_wrong_canary_keeps_work_away_until_it_is_right(
         else:
             w.trainer.offer(good)
         await w.until_active(2 if newer else 1)
+
+
+async def test_a_worker_ends_whose_engine_gets_verified_weights_wrong(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    model = model_of()
+    async with world(tmp_path, {}, model_files(model, tmp_path), max_refusals=3) as w:
+        w.publish(snapshot_of(model, version=0))
+        await w.until_active(0)
+        w.publish(with_a_wrong_canary(snapshot_of(model, version=1)))
+        await asyncio.wait({w.work}, timeout=PATIENCE_S)
+        (error,) = cast(ExceptionGroup[Any], w.work.exception()).exceptions
+        while isinstance(error, ExceptionGroup):
+            (error,) = error.exceptions
+    assert isinstance(error, RefusedWeightsError)
+    assert re.fullmatch(
+        r"version 1 \(step 1\): log-probs of the canary differ by \d\.\d+ from the trainer's in 3 "
+        r"loads of the same bytes; rollout\.canary_tolerance allows 0\.05",
+        error.message,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "own", "allowed"),
+    [("float32", None, 0.05), ("bfloat16", None, 1.0), ("bfloat16", 0.2, 0.2)],
+)
+def test_correct_engines_differ_more_in_bfloat16(
+    dtype: str, own: float | None, allowed: float
+) -> None:
+    made = {"model": {"path": "m", "dtype": dtype}, "rollout": {"canary_tolerance": own}}
+    assert canary_tolerance(parse_job({**SPEC, **made})) == allowed
 
 
 async def test_a_simulated_engine_follows_too(
@@ -326,7 +364,7 @@ async def test_a_terminated_process_hands_back_all_that_it_sampled(
         add(ledger, central)
     await central.start()
     trainer = WeightServer(host="127.0.0.1")
-    world = World(ledger, trainer, await trainer.start(), None)
+    world = World(ledger, trainer, await trainer.start(), None, None)
     settings = {"kind": "rollout", "worker_id": "r0", "job_id": "job", "run_dir": str(tmp_path)}
     settings |= {"experience": f"127.0.0.1:{port}", "insecure": True}
     path = tmp_path / "settings.yaml"

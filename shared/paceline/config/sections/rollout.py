@@ -41,5 +41,5 @@ class RolloutSpec(StrictModel):
     threads: Threads = "auto"
     """Threads of an engine that computes on a CPU."""
     canary_tolerance: float | None = Field(default=None, gt=0.0, le=1000.0)
-    """Largest allowed difference of canary log-probs between trainer and engine; 0.05 in float32 and
-    1 in bfloat16 if not set."""
+    """Largest allowed difference of canary log-probs between trainer and engine; if not set, 0.05
+    in float32 and 1 in bfloat16."""
