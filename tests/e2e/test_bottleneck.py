@@ -95,7 +95,11 @@ def endless(tiny_job: Callable[..., dict[str, Any]], **experience: Any) -> dict[
 def watch(server: Prometheus, run_dir: Path, until: Callable[..., None]) -> None:
     """Scrape all processes once the job is running."""
     for kind in ("trainer", "rollout", "environment", "reward"):
-        until(lambda k=kind: any(name.startswith(k) for name in local_targets(run_dir)), kind, 240)
+        until(
+            lambda k=kind: any(name.startswith(k) for name in local_targets(run_dir)),
+            kind,
+            PATIENCE_S,
+        )
     server.scrape(local_targets(run_dir))
     server.until("paceline_step > 3", bool, timeout_s=PATIENCE_S)
 

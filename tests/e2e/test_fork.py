@@ -37,9 +37,9 @@ def test_parent_and_fork_go_on_with_the_same_losses(
     job["model"] = {**job["model"], "dtype": "float32"}
     with platform.client() as client:
         parent = client.submit(job).status.job_id
-        until(lambda: client.get(parent).status.step >= 3, "no steps", 300)
+        until(lambda: client.get(parent).status.step >= 3, "no steps", PATIENCE_S)
         client.pause(parent)
-        until(lambda: client.get(parent).status.state == "paused", "is not paused", 300)
+        until(lambda: client.get(parent).status.state == "paused", "is not paused", PATIENCE_S)
         spec = client.get(parent).spec | {"name": "child", "fork": {"job": parent}}
         child = client.submit(spec).status.job_id
         fork = client.get(child).spec["fork"]

@@ -70,7 +70,9 @@ def test_waves_and_recalls_survive_kills(
             return False
 
         for number, kind in enumerate(VICTIMS):
-            until(lambda step=2 + 3 * number: reached(step), f"no progress before {kind}", 300)
+            until(
+                lambda step=2 + 3 * number: reached(step), f"no progress before {kind}", PATIENCE_S
+            )
             victim = running(kind)[0]
             victim.kill()
             until(lambda victim=victim: not goes_on(victim), f"{kind} lives on")
@@ -132,7 +134,7 @@ def test_guests_survive_kills(
             return False
 
         for number, kind in enumerate(("experience", "trainer", "experience", "environment")):
-            until(lambda least=1 + number: replayed(least), f"no guest before {kind}", 300)
+            until(lambda least=1 + number: replayed(least), f"no guest before {kind}", PATIENCE_S)
             victim = platform.pid_of(kind if kind != "trainer" else f"trainer-{job_id}")
             psutil.Process(victim).kill()
             until(lambda pid=victim: not psutil.pid_exists(pid), f"{kind} lives on")

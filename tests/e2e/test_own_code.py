@@ -172,8 +172,8 @@ def test_nothing_of_a_cancelled_job_goes_on(
 
     with platform.client() as client:
         job_id = client.submit(job | {"stop": {"steps": 1000}}).status.job_id
-        until(lambda: client.get(job_id).status.step >= 1, "no step", 300)
-        until(lambda: len(sealed()) >= 2, "no sealed processes", 30)
+        until(lambda: client.get(job_id).status.step >= 1, "no step", PATIENCE_S)
+        until(lambda: len(sealed()) >= 2, "no sealed processes", PATIENCE_S)
         client.cancel(job_id, reason="the end of a test")
         until(lambda: not sealed(), "sealed processes of a cancelled job live on", 5)
 
@@ -191,7 +191,7 @@ def test_nothing_of_a_job_outlives_its_workers(
 ) -> None:
     with platform.client() as client:
         job_id = client.submit(job | {"stop": {"steps": 1000}}).status.job_id
-        until(lambda: client.get(job_id).status.step >= 1, "no step", 300)
+        until(lambda: client.get(job_id).status.step >= 1, "no step", PATIENCE_S)
         for kind in ("environment", "reward"):
             (name,) = [each for each in platform.names() if each.startswith(kind)]
             worker = psutil.Process(platform.pid_of(name))

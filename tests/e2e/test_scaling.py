@@ -129,11 +129,15 @@ def test_learning_does_not_change_while_it_scales(
         job = job_of("scaled", steps=500, scaling=bounds, max_concurrent=1)
         job_id = client.submit(job).status.job_id
         # The first step waits for its rewards meanwhile; afterwards one worker is enough.
-        until(lambda: len(holders(client, job_id)) == 3, "never three workers", 400)
+        until(lambda: len(holders(client, job_id)) == 3, "never three workers", PATIENCE_S)
         gate.touch()
-        until(lambda: len(rollouts(site, job_id)) == 1, "never one worker again", 400)
+        until(lambda: len(rollouts(site, job_id)) == 1, "never one worker again", PATIENCE_S)
         step = client.get(job_id).status.step
-        until(lambda: client.get(job_id).status.step >= step + 2, "no step with one worker", 240)
+        until(
+            lambda: client.get(job_id).status.step >= step + 2,
+            "no step with one worker",
+            PATIENCE_S,
+        )
         client.cancel(job_id)
         client.wait(job_id, timeout_s=PATIENCE_S)
         report = client.verify(job_id)

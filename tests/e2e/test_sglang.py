@@ -20,6 +20,8 @@ def test_the_demo_learns_on_two_servers(
     job = ["run", "examples/arithmetic-sglang.yaml", "--set", f"model.path={demo_model}"]
     # In bfloat16, log-probs depend on the rows that are computed together.
     job += ["--set", "model.dtype=float32", "--set", "trainer.dtype=float32"]
+    # On a loaded machine servers start so slowly that the first evaluation would be given up.
+    job += ["--set", f"eval.timeout_s={3 * PATIENCE_S}"]
     pools = tmp_path / "pools.yaml"
     engines = {"sglang": {"python": sglang_python}}
     pools.write_text(json.dumps({"pools": {"default": {"engines": engines}}}))

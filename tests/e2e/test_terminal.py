@@ -180,7 +180,7 @@ def test_top_names_the_bottleneck(
     job["experience"] |= {"max_staleness": 1, "lease_s": 30.0}
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-        until(lambda: client.get(job_id).status.step > 3, "no steps", 240)
+        until(lambda: client.get(job_id).status.step > 3, "no steps", PATIENCE_S)
         told: list[str] = []
         found: dict[str, Any] = {}
         with frozen(platform.pid_of("rollout")):

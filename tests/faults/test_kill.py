@@ -50,7 +50,7 @@ def test_the_job_survives_and_the_ledger_is_clean(
             return False
 
         for number, kind in enumerate(KINDS, 1):
-            until(lambda step=4 * number: reached(step), f"no progress before {kind}", 300)
+            until(lambda step=4 * number: reached(step), f"no progress before {kind}", PATIENCE_S)
             victim = running(kind)[0]
             victim.kill()
             until(lambda victim=victim: not goes_on(victim), f"{kind} lives on")

@@ -96,7 +96,7 @@ def test_no_token_is_sampled_again(
 ) -> None:
     """On a busy machine requests may finish before the kill; then it is retried."""
     tokens = ("paceline_received_tokens", "paceline_resumed_tokens")
-    until(lambda: started(platform, "environment-0"), "no environment worker", 240)
+    until(lambda: started(platform, "environment-0"), "no environment worker", PATIENCE_S)
     for number in range(3):
         before = [counter(platform, "environment-0", name) for name in tokens]
         job = sglang_job(tiny_job, f"kill-sglang-{victim}-{number}")
@@ -118,14 +118,14 @@ def killed(
     """The summary of a job whose server or worker is killed while episodes run in it."""
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-        until(lambda: client.get(job_id).status.step >= 1, "no progress", 500)
+        until(lambda: client.get(job_id).status.step >= 1, "no progress", PATIENCE_S)
         busy: list[tuple[int, psutil.Process]] = []
 
         def in_the_middle() -> bool:
             busy[:] = [each for each in servers(platform, job_id) if in_mid_episode(each[1])]
             return bool(busy) or client.get(job_id).status.state.terminal
 
-        until(in_the_middle, "nothing runs", 240)
+        until(in_the_middle, "nothing runs", PATIENCE_S)
         for worker, server in busy[:1]:
             with suppress(ProcessLookupError):  # it was over before
                 os.kill(server.pid if victim == "server" else worker, signal.SIGKILL)
