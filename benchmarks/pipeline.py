@@ -26,12 +26,12 @@ from rig.smoke import arguments as arguments_of
 
 from paceline import wire
 from paceline.client.client import Client
-from paceline.config import load_job
+from paceline.config import ServiceSettings, load_job
 from paceline.enums import JobState, WorkerKind
 from paceline.files import token_of
 from paceline.local.ports import PortSlots
-from paceline.transport.rpc import call, connect
-from paceline.transport.service_keys import FILE, METADATA_KEY, read_keys
+from paceline.transport.rpc import call, connect_as
+from paceline.transport.service_keys import FILE
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1.roster_pb2_grpc import RosterStub
 
@@ -128,10 +128,10 @@ def observe(
 async def watch(client: Client, job_id: str, folder: Path) -> list[Sample]:
     """Sample every half second until the job has ended."""
     samples: list[Sample] = []
-    keys = read_keys(folder / "service-keys" / WorkerKind.CONTROLLER / FILE)
-    shown = keys.credential(WorkerKind.EXPERIENCE, WorkerKind.CONTROLLER)
-    metadata = ((METADATA_KEY, f"{WorkerKind.CONTROLLER}/{shown}"),)
-    async with connect(experience_address(folder), metadata=metadata) as channel:
+    kind = WorkerKind.CONTROLLER
+    keys = folder / "service-keys" / kind / FILE
+    caller = ServiceSettings(kind=kind, worker_id="watch", run_dir=folder, service_keys=keys)
+    async with connect_as(caller, experience_address(folder)) as channel:
         roster: RosterAsyncStub = RosterStub(channel)
         while True:
             status = (await asyncio.to_thread(client.get, job_id)).status
