@@ -32,7 +32,7 @@ WICKED = "\\x1b[2J\\x1b]0;pwned\\x07\\x9b2J\\u202e"
 
 
 def wicked(item: RewardInput) -> Score:
-    return Score(float(len(item.response) % 2), {WICKED: 1.0}, normalised_answer=WICKED)
+    return Score(float(len(item.response) % 2), {}, normalised_answer=WICKED)
 """
 INTERVAL_S = 4.0
 
