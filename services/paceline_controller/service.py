@@ -21,7 +21,7 @@ from paceline_controller.jobs.costs import Costs
 from paceline_controller.member import worker_of
 from paceline_controller.reconciler import Reconciler
 from paceline_controller.registry import GrpcJobRegistry
-from paceline_controller.runtimes.process import ProcessRuntime
+from paceline_controller.runtimes.process import PRELOADED, ProcessRuntime
 from paceline_controller.scaling.demand_source import GrpcDemandSource
 from paceline_controller.scaling.scaler import Scaler
 
@@ -56,6 +56,7 @@ class ControllerService(Service):
             pools=options.pools,
             worlds=options.worlds,
             endpoints=options.endpoints,
+            preloaded=PRELOADED,
         )
         self._reconciler = Reconciler(
             ledger=ledger,

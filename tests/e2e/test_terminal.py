@@ -114,7 +114,7 @@ def test_follow_shows_each_once_and_ends_with_the_job(
     del job["eval"]
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-    found = episodes(platform, job_id, "--follow")
+    found = episodes(platform, job_id, "--follow", "-n", "500")  # what came before it, too
     places = [(each["group_id"], each["index"]) for each in found]
     assert len(places) == len(set(places)) == 6 * 16
     assert [each["step"] for each in found] == sorted(each["step"] for each in found)

@@ -33,6 +33,14 @@ HEALTH_TIMEOUT_S = 1.0
 STALE_S = 60.0
 _ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # as torchrun would set it
 _HAVE_WEIGHTS = {WorkerKind.ROLLOUT, WorkerKind.TRAINER}
+PRELOADED = (
+    "paceline_trainer.service",
+    "paceline_rollout.service",
+    "paceline_rollout.engines.torch.engine",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
+)
+"""What trainers and rollout workers with the torch engine import."""
 Command = Callable[[Wanted, Path], Sequence[str]]
 
 
@@ -53,7 +61,9 @@ class ProcessRuntime:
         worlds: Mapping[str, Mapping[str, Any]] | None = None,
         endpoints: Mapping[str, EndpointSettings] | None = None,
         command: Command | None = None,
+        preloaded: Sequence[str] = (),
     ) -> None:
+        """`preloaded`: modules that trainers and rollout workers find imported."""
         self._settings = settings
         self._credentials = credentials
         self._weights_mbit_per_s = weights_mbit_per_s
@@ -72,6 +82,7 @@ class ProcessRuntime:
             logs=self._run_dir / "logs",
             owner=str(settings.kind),
             targets=targets_of(self._run_dir),
+            preloaded=preloaded,
         )
 
     def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
@@ -128,7 +139,8 @@ class ProcessRuntime:
         return ""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """The processes go on."""
+        self._processes.close()
 
     def _credential_file(self, name: str) -> Path:
         return self._run_dir / "credentials" / name
@@ -169,7 +181,12 @@ class ProcessRuntime:
         alone = wanted.kind is WorkerKind.TRAINER and not _by_torchrun(wanted)
         environment = _ONLY_RANK if alone else {}
         self._processes.start(
-            wanted.name, command, mark=str(path), labels=labels, environment=environment
+            wanted.name,
+            command,
+            mark=str(path),
+            labels=labels,
+            environment=environment,
+            forked=wanted.kind in _HAVE_WEIGHTS and not _by_torchrun(wanted),
         )
 
     def _settings_of(self, wanted: Wanted, incarnation: int) -> ServiceSettings:

@@ -19,7 +19,10 @@ from typing import IO
 
 import psutil
 
+from paceline.errors import UnavailableError
 from paceline.files import read_json, tail, write_json
+from paceline.local import fork_server
+from paceline.local.fork_server import ForkedProcess, ForkServer
 from paceline.server.failures import KILLED, OOM, marked, num_oom_kills
 from paceline.telemetry.logs import Log
 from paceline.telemetry.monitoring import Targets
@@ -61,18 +64,39 @@ class Processes:
     """
 
     def __init__(
-        self, *, folder: Path, logs: Path, owner: str = "", targets: Targets | None = None
+        self,
+        *,
+        folder: Path,
+        logs: Path,
+        owner: str = "",
+        targets: Targets | None = None,
+        preloaded: Sequence[str] = (),
     ) -> None:
+        """`preloaded`: modules that a fork server imports for the processes that ask for it."""
         self._folder = folder
         self._owner = owner
         self._logs = logs
         self._targets = targets
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, subprocess.Popen[bytes] | ForkedProcess] = {}
         self._oom_kills: dict[str, int] = {}  # this machine's count when each was started
         folder.mkdir(parents=True, exist_ok=True)
         logs.mkdir(parents=True, exist_ok=True)
+        self._preloaded = preloaded
+        self._fork_server: ForkServer | None = None
+        self.preload()
         records = (record for record in records_in(folder) if record.owner == owner)
         self._records = {record.name: record for record in records}
+
+    def preload(self) -> None:
+        """Start the fork server, if it has something to import and can be of use here."""
+        if self._preloaded and fork_server.is_useful():
+            output = self._logs / "fork-server.out"
+            self._fork_server = ForkServer(self._preloaded, output=output, environment=ENVIRONMENT)
+
+    def close(self) -> None:
+        """End the fork server; the processes go on."""
+        if self._fork_server is not None:
+            self._fork_server.close()
 
     def records(self) -> list[Record]:
         """All processes with a state file, dead or alive."""
@@ -90,17 +114,20 @@ class Processes:
         mark: str,
         labels: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
+        forked: bool = False,
     ) -> Record:
         """Start a process in its own session; leftovers of an earlier one are killed first.
 
-        Its umask makes the files it creates readable by the owner only.
+        Its umask makes the files it creates readable by the owner only. `forked`: from the fork
+        server, if there is one; the command is `[python, "-P", "-m", module, *arguments]`.
         """
         self.kill(name, mark=mark)
         self._oom_kills[name] = num_oom_kills()
         # Saved before the start, so that a supervisor killed now leaves no unknown process.
         self._write(Record(name, 0, 0.0, mark, self._owner, dict(labels or {})))
         with self._open_out(name) as out:
-            child = subprocess.Popen(
+            child = self._forked(command, out, environment or {}) if forked else None
+            child = child or subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -195,6 +222,20 @@ class Processes:
         if num_oom_kills() > self._oom_kills.get(name, sys.maxsize):
             return f"{OOM}: {KILLED}: the kernel's OOM killer was active meanwhile"
         return KILLED
+
+    def _forked(
+        self, command: Sequence[str], out: IO[bytes], environment: Mapping[str, str]
+    ) -> ForkedProcess | None:
+        """None without a fork server; one that had worked is started again for the next process."""
+        if self._fork_server is None:
+            return None
+        try:
+            return self._fork_server.start(command, output=out, environment=environment)
+        except UnavailableError as error:
+            log.warning("started without the fork server", error=error)
+            if self._fork_server.lost and self._fork_server.ready:
+                self.preload()
+            return None
 
     def _write(self, record: Record) -> None:
         write_json(self._folder / f"{record.name}.json", asdict(record))

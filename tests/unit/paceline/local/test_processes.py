@@ -5,7 +5,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -43,21 +44,29 @@ def until(holds: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         time.sleep(0.02)
 
 
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    made = again(tmp_path)
+@pytest.fixture(params=["started", "forked"])
+def processes(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Processes]:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the modules that `start` writes
+    made = again(tmp_path, preloaded=["json"] if request.param == "forked" else [])
     yield made
     for record in made.records():
         made.kill(record.name)
+    made.close()
 
 
-def again(tmp_path: Path) -> Processes:
-    return Processes(folder=tmp_path / "processes", logs=tmp_path / "logs")
+def again(tmp_path: Path, preloaded: Sequence[str] = ()) -> Processes:
+    folder, logs = tmp_path / "processes", tmp_path / "logs"
+    return Processes(folder=folder, logs=logs, preloaded=preloaded)
 
 
 def start(processes: Processes, tmp_path: Path, code: str = SLEEP) -> int:
     mark = str(tmp_path / "settings.yaml")
-    return processes.start("a", [sys.executable, "-c", code, mark], mark=mark).pid
+    name = f"module_{zlib.crc32(code.encode())}"
+    (tmp_path / f"{name}.py").write_text(code)
+    command = [sys.executable, "-P", "-m", name, mark]
+    return processes.start("a", command, mark=mark, forked=True).pid
 
 
 def said(tmp_path: Path, text: str) -> bool:

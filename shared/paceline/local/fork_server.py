@@ -1,0 +1,164 @@
+"""Starts Python modules as forks of a process that has imported what they need.
+
+A worker that imports torch itself spends four seconds of processor time before its first line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from paceline.errors import UnavailableError
+from paceline.local.fork_server_process import LONGEST_COMMAND, MAX_PACKET
+from paceline.telemetry.logs import Log
+
+log = Log("fork-server")
+
+READY_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 10.0
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+UNKNOWN_CODE = 255  # of a process that ended after its fork server, which alone could tell
+
+
+def is_useful() -> bool:
+    """Whether this machine can fork such processes, and gains by it.
+
+    A CUDA or ROCm driver does not survive a fork, and beside loading a model on a GPU the imports
+    do not count.
+    """
+    return sys.platform == "linux" and not any(map(os.path.exists, DRIVERS))
+
+
+class ForkServer:
+    """A process with the modules imported; its forks outlive it and this object."""
+
+    def __init__(
+        self, modules: Sequence[str], *, output: Path, environment: Mapping[str, str]
+    ) -> None:
+        """Start it, without waiting for its imports; `output` is a file for what it prints."""
+        self._lock = threading.Lock()
+        self._codes: dict[int, int] = {}
+        self.ready = False  # it has done its imports, once
+        self._lost = False
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        name = "paceline.local.fork_server_process"
+        with theirs, output.open("ab") as out:
+            self._process = subprocess.Popen(
+                # The last argument makes room for the command lines of the forks.
+                [sys.executable, "-P", "-m", name, *modules, "-" * LONGEST_COMMAND],
+                stdin=theirs.fileno(),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=0o077,
+                env={**os.environ, **environment},
+            )
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has ended; what it has forked goes on."""
+        return self._lost
+
+    def start(
+        self, command: Sequence[str], *, output: IO[bytes], environment: Mapping[str, str]
+    ) -> ForkedProcess:
+        """Fork a process that runs `[python, "-P", "-m", module, *arguments]` in a session.
+
+        `environment`: variables that differ from those of the fork server.
+
+        Raises:
+            UnavailableError: the fork server has ended or does not answer; or the command is long.
+        """
+        if (length := len("\0".join(command).encode())) >= LONGEST_COMMAND:
+            raise UnavailableError(f"a command of {length} bytes: at most {LONGEST_COMMAND}")
+        request = json.dumps({"command": list(command), "environment": dict(environment)}).encode()
+        with self._lock, self._lost_if_it_fails():
+            if not self.ready:
+                self._receive(READY_TIMEOUT_S)
+            socket.send_fds(self._control, [request], [output.fileno()])
+            while True:
+                if pid := self._receive(ANSWER_TIMEOUT_S).get("pid"):
+                    return ForkedProcess(self, pid)
+
+    def code_of(self, pid: int) -> int | None:
+        """The exit code of a fork, as of `Popen`; None if it has not ended, or cannot be known."""
+        # A start that waits for an answer keeps nobody else waiting.
+        if self._lock.acquire(blocking=False):
+            try:
+                with suppress(UnavailableError, BlockingIOError), self._lost_if_it_fails():
+                    while not self._lost:
+                        self._receive(0.0)
+            finally:
+                self._lock.release()
+        return self._codes.pop(pid, None)
+
+    def close(self) -> None:
+        """End it."""
+        self._lost = True
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+    @contextmanager
+    def _lost_if_it_fails(self) -> Generator[None]:
+        if self._lost:
+            raise UnavailableError("the fork server has ended")
+        try:
+            yield
+        except BlockingIOError:
+            raise
+        except (OSError, EOFError, ValueError) as error:
+            self.close()
+            log.warning("ended", error=error)
+            raise UnavailableError(f"the fork server does not answer: {error}") from error
+
+    def _receive(self, timeout_s: float) -> dict[str, Any]:
+        self._control.settimeout(timeout_s)
+        packet = self._control.recv(MAX_PACKET)
+        if not packet:
+            raise EOFError("it has ended")
+        answer = json.loads(packet)
+        self.ready = True
+        if "ended" in answer:
+            self._codes[answer["ended"]] = answer["code"]
+        return answer
+
+
+class ForkedProcess:
+    """A process that a fork server has started; used like `subprocess.Popen`."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.pid = pid
+        self._server = server
+        self._code: int | None = None
+        self._seen: psutil.Process | None = None
+        with suppress(psutil.NoSuchProcess):
+            self._seen = psutil.Process(pid)
+
+    def poll(self) -> int | None:
+        """Its exit code, negative: the signal that ended it; None while it runs."""
+        if self._code is None:
+            self._code = self._server.code_of(self.pid)
+        if self._code is None and self._server.lost and not self._runs():
+            self._code = UNKNOWN_CODE
+        return self._code
+
+    def _runs(self) -> bool:
+        try:
+            return (
+                self._seen is not None
+                and self._seen.is_running()
+                and self._seen.status() != psutil.STATUS_ZOMBIE
+            )
+        except psutil.NoSuchProcess:
+            return False

@@ -1,0 +1,178 @@
+"""Forks behave as processes that were started with the same command."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.local import fork_server
+from paceline.local.fork_server import UNKNOWN_CODE
+from paceline.local.processes import Processes
+from paceline_harness.patience import PATIENCE_S
+
+pytestmark = pytest.mark.skipif(not fork_server.is_useful(), reason="this machine has a GPU")
+STATE = """
+import json, os, random, sys, threading
+print(json.dumps({
+    "name": __name__, "argv": sys.argv, "orig": os.environ["OMP_NUM_THREADS"],
+    "rank": os.environ.get("RANK"), "session": os.getsid(0) == os.getpid(),
+    "files": sorted(int(n) for n in os.listdir("/proc/self/fd"))[:-1], "stdin": sys.stdin.read(),
+    "random": random.random(), "safe_path": sys.flags.safe_path,
+    "threads": threading.active_count(),
+    "command": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"),
+}), flush=True)
+"""
+ENDS = {
+    "print('bye')": 0,
+    "import sys; sys.exit(3)": 3,
+    "import sys; sys.exit('wrong')": 1,
+    "raise ValueError('wrong')": 1,
+    "import os; os._exit(7)": 7,
+    "import os; os.kill(os.getpid(), 9)": -9,
+    "import os; os.abort()": -6,
+    "import atexit; atexit.register(print, 'at the end')": 0,
+}
+SLEEP = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Processes]]:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    every: list[Processes] = []
+
+    def one(*preloaded: str, folder: str = "run") -> Processes:
+        where = tmp_path / folder
+        every.append(Processes(folder=where / "p", logs=where, preloaded=preloaded))
+        return every[-1]
+
+    yield one
+    for processes in every:
+        for record in processes.records():
+            processes.kill(record.name)
+        processes.close()
+
+
+def run(processes: Processes, tmp_path: Path, name: str, code: str, **options: Any) -> None:
+    (tmp_path / f"{name}.py").write_text(code)
+    mark = f"/with a blank/{name}.yaml"
+    command = [sys.executable, "-P", "-m", name, mark]
+    processes.start(name, command, mark=mark, forked=True, **options)
+
+
+def wait(processes: Processes, name: str) -> int | None:
+    deadline = time.monotonic() + PATIENCE_S
+    while processes.alive(name):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return processes.exit_code(name)
+
+
+def servers(under: int) -> list[psutil.Process]:
+    below = psutil.Process(under).children()
+    return [each for each in below if "paceline.local.fork_server_process" in each.cmdline()]
+
+
+def test_a_fork_is_like_a_new_process(make: Callable[..., Processes], tmp_path: Path) -> None:
+    states: list[dict[str, Any]] = []
+    for folder, preloaded in (("new", []), ("forked", ["numpy", "asyncio"])):
+        processes = make(*preloaded, folder=folder)
+        for name in ("one", "two"):
+            run(processes, tmp_path, name, STATE, environment={"RANK": name})
+            assert wait(processes, name) == 0
+            states.append(json.loads((tmp_path / folder / f"{name}.out").read_text()))
+    numbers = [state.pop("random") for state in states]
+    assert len(set(numbers)) == 4
+    assert states[0] == states[2]
+    assert states[1] == states[3]
+    assert states[2]["files"] == [0, 1, 2]
+    assert states[3]["command"][-2:] == ["two", "/with a blank/two.yaml"]
+
+
+@pytest.mark.parametrize("code", ENDS)
+def test_a_fork_ends_as_a_new_process_does(
+    make: Callable[..., Processes], tmp_path: Path, code: str
+) -> None:
+    outputs: list[str] = []
+    for folder, preloaded in (("new", []), ("forked", ["json"])):
+        processes = make(*preloaded, folder=folder)
+        run(processes, tmp_path, "ends", code)
+        assert wait(processes, "ends") == ENDS[code]
+        outputs.append((tmp_path / folder / "ends.out").read_text())
+    # Of tracebacks, those of forks have more frames.
+    assert outputs[0].splitlines()[-1:] == outputs[1].splitlines()[-1:]
+
+
+def test_forks_outlive_their_server_and_another_is_started(
+    make: Callable[..., Processes], tmp_path: Path
+) -> None:
+    processes = make("json")
+    for name in ("one", "two"):
+        run(processes, tmp_path, name, SLEEP)
+    (server,) = servers(os.getpid())
+    assert {child.pid for child in server.children()} == {r.pid for r in processes.records()}
+    server.send_signal(signal.SIGKILL)
+    run(processes, tmp_path, "three", SLEEP)  # without a server, which is noticed
+    assert all(processes.alive(name) for name in ("one", "two", "three"))
+    processes.stop("one", grace_s=PATIENCE_S)
+    assert processes.exit_code("one") == UNKNOWN_CODE
+    run(processes, tmp_path, "four", SLEEP)
+    (server,) = servers(os.getpid())
+    assert [child.cmdline()[3] for child in server.children()] == ["four"]
+    processes.stop("four", grace_s=PATIENCE_S)
+    assert processes.exit_code("four") == -signal.SIGTERM
+
+
+def test_a_server_ends_with_its_owner_and_its_forks_do_not(
+    make: Callable[..., Processes], tmp_path: Path
+) -> None:
+    processes = make("json")
+    run(processes, tmp_path, "one", SLEEP)
+    (server,) = servers(os.getpid())
+    processes.close()
+    assert not server.is_running()
+    assert processes.alive("one")
+
+
+@pytest.mark.parametrize(
+    "preloaded",
+    [
+        "no_such_module",
+        "starts_a_thread",
+        "exits",
+    ],
+)
+def test_without_a_server_processes_start_as_ever(
+    make: Callable[..., Processes], tmp_path: Path, preloaded: str
+) -> None:
+    (tmp_path / "exits.py").write_text("raise SystemExit(3)")
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
+    )
+    processes = make(preloaded)
+    for name in ("one", "two"):
+        run(processes, tmp_path, name, STATE)
+        assert wait(processes, name) == 0
+    assert servers(os.getpid()) == []
+
+
+def test_a_command_that_has_no_room_is_started_as_ever(
+    make: Callable[..., Processes], tmp_path: Path
+) -> None:
+    processes = make("json")
+    mark = "/" + "x" * 2000
+    (tmp_path / "long.py").write_text(STATE)
+    command = [sys.executable, "-P", "-m", "long", mark]
+    processes.start("long", command, mark=mark, forked=True)
+    assert wait(processes, "long") == 0
+    assert json.loads((tmp_path / "run/long.out").read_text())["command"][-1] == mark
+    run(processes, tmp_path, "short", SLEEP)
+    (server,) = servers(os.getpid())
+    assert [child.cmdline()[3] for child in server.children()] == ["short"]
