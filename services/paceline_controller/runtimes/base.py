@@ -8,6 +8,9 @@ from typing import Protocol
 
 from paceline_controller.jobs.plan import Wanted
 
+ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+"""Environment of a trainer that is started without torchrun, as torchrun would set it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Observed:

@@ -27,11 +27,10 @@ from paceline.telemetry.monitoring import targets_of
 from paceline.transport.rpc import call, connect_as
 from paceline.transport.service_keys import read_keys
 from paceline_controller.jobs.plan import Wanted, replicas_of
-from paceline_controller.runtimes.base import CredentialIssuer, Observed
+from paceline_controller.runtimes.base import ONLY_RANK, CredentialIssuer, Observed
 
 HEALTH_TIMEOUT_S = 1.0
 STALE_S = 60.0
-_ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # as torchrun would set it
 _HAVE_WEIGHTS = {WorkerKind.ROLLOUT, WorkerKind.TRAINER}
 PRELOADED = (
     "paceline_trainer.service",
@@ -179,7 +178,7 @@ class ProcessRuntime:
         }
         command = self._command(wanted, path)
         alone = wanted.kind is WorkerKind.TRAINER and not _by_torchrun(wanted)
-        environment = _ONLY_RANK if alone else {}
+        environment = ONLY_RANK if alone else {}
         self._processes.start(
             wanted.name,
             command,

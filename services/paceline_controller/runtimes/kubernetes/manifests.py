@@ -12,6 +12,7 @@ from typing import Any
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
 from paceline_controller.jobs.plan import Wanted
+from paceline_controller.runtimes.base import ONLY_RANK
 from paceline_controller.runtimes.kubernetes import names
 from paceline_controller.runtimes.kubernetes.resources import (
     DEPLOYMENTS,
@@ -34,6 +35,7 @@ OTHER_JOBS = "other-jobs"
 CREDENTIAL_FOLDER = "/etc/paceline/credential"
 # The only group of pods in a JobSet; the names of its pods contain it.
 GROUP = "n"
+LAUNCHER = "torch.distributed.run"
 _RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
@@ -214,6 +216,8 @@ def _job_spec(
     }
     rank = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": _RANK}}}
     pods = _pods(wanted, template, context, [*_plain(plain), rank])
+    if wanted.world_size == 1:
+        _without_torchrun(_container(pods))
     pods["metadata"]["annotations"][names.INCARNATION] = str(incarnation)
     pods["spec"]["restartPolicy"] = "Never"
     _confine(pods, wanted.job_id)
@@ -266,6 +270,15 @@ def _confine(pods: Object, job_id: str) -> None:
     mounts.append({"name": OTHER_JOBS, "mountPath": jobs})
     mounts.append({"name": DATA, "mountPath": f"{jobs}/{job_id}", "subPath": f"jobs/{job_id}"})
     volumes.append({"name": OTHER_JOBS, "emptyDir": {}})
+
+
+def _without_torchrun(container: Object) -> None:
+    """Start a single rank itself: its launcher would import torch too, for as long and as much."""
+    command: list[str] = container.get("command") or []
+    if LAUNCHER in command:
+        start = command.index(LAUNCHER)
+        container["command"] = command[:start] + command[command.index("-m", start) + 1 :]
+        container["env"] = [*_plain(ONLY_RANK), *container["env"]]
 
 
 def _container(pods: Object) -> Object:

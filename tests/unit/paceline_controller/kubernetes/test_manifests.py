@@ -24,6 +24,7 @@ from paceline_controller.runtimes.kubernetes.manifests import (
     owner_reference,
 )
 from paceline_controller.runtimes.kubernetes.resources import DEPLOYMENTS
+from paceline_trainer.ranks.rank_info import RankInfo, find_rank
 
 VERSIONS = ("1.31", "1.37")
 OWNER = owner_reference({"metadata": {"name": "ctl", "uid": "u-1"}}, DEPLOYMENTS)
@@ -132,6 +133,24 @@ def test_a_trainer_is_an_indexed_job_with_names_for_its_pods() -> None:
     env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
     assert env["MASTER_ADDR"] == "trainer-math-0a1b2c-3-0.trainer-math-0a1b2c"
     assert (env["NODES"], env["RANKS_PER_NODE"], env["INCARNATION"]) == ("2", "8", "3")
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_single_rank_is_started_without_torchrun(world_size: int) -> None:
+    template = copy.deepcopy(TEMPLATE)
+    launcher = ["python", "-m", "torch.distributed.run", "--nproc-per-node", "$(RANKS_PER_NODE)"]
+    main = template["spec"]["containers"][0]
+    main["command"] = [*launcher, "-m", "paceline_trainer"]
+    wanted = trainer(world_size=world_size)
+    _, job = build(wanted, template, incarnation=1, context=context())
+    started = job["spec"]["template"]["spec"]["containers"][0]
+    env = {each["name"]: each.get("value") for each in started["env"]}
+    if world_size == 1:
+        assert started["command"] == ["python", "-m", "paceline_trainer"]
+        assert replace(find_rank(env), master_host="") == RankInfo()
+    else:
+        assert started["command"] == main["command"]
+        assert "RANK" not in env
 
 
 def test_a_trainer_can_be_a_jobset() -> None:
