@@ -25,6 +25,7 @@ from paceline.telemetry.logs import Log
 from paceline.text import clipped
 from paceline_controller.jobs.costs import Costs
 from paceline_controller.jobs.plan import LiveJob, Wanted, plan, problem
+from paceline_controller.jobs.progress import ProgressWatch
 from paceline_controller.jobs.queue import Queue
 from paceline_controller.jobs.slots import ProcessSlot
 from paceline_controller.jobs.starting import MAX_NOTES, JobStarter, running_replicas
@@ -99,11 +100,13 @@ class Reconciler:
         sizing: Sizing | None = None,
         untracked: Callable[[], Awaitable[bool]] | None = None,
         costs: Costs | None = None,
+        progress: ProgressWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
         self._sizing = sizing
         self._costs = costs
+        self._progress = progress
         self._runtime = runtime
         self._options = options
         self._child_grace_s = child_grace_s
@@ -318,9 +321,11 @@ class Reconciler:
     async def _explain(self) -> None:
         """Set the reason of started jobs to what keeps their workloads from running.
 
-        That is what the runtime waits for, or how a process of the job failed. Once nothing does,
-        the trainer's own reason is restored.
+        That is what the runtime waits for, how a process of the job failed, or who keeps it from
+        getting on. Once nothing does, the trainer's own reason is restored.
         """
+        if self._progress is not None:
+            await self._progress.look((self._jobs or {}).values())
         under_way = (JobState.STARTING, JobState.RUNNING)
         found = {n: job for n, job in (self._jobs or {}).items() if job.state in under_way}
         said = {n: j.reason for n, j in found.items() if j.reason.startswith(TRAINER_SAYS)}
@@ -333,7 +338,8 @@ class Reconciler:
     def _reason_of(self, job_id: str) -> str:
         own = (slot for slot in self._slots.values() if slot.wanted.job_id == job_id)
         failures = next((slot.failures() for slot in own if slot.in_trouble), "")
-        reason = self._runtime.waits_for(job_id) or failures or self._said.get(job_id, "")
+        stuck = "" if self._progress is None else self._progress.reason(job_id)
+        reason = self._runtime.waits_for(job_id) or failures or stuck or self._said.get(job_id, "")
         return clipped(reason, self._reason_bytes)
 
     def _has_any(self, job: LiveJob, observed: dict[str, Observed]) -> bool:

@@ -18,6 +18,7 @@ from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_controller.jobs.costs import Costs
+from paceline_controller.jobs.progress import ProgressWatch
 from paceline_controller.member import worker_of
 from paceline_controller.reconciler import Reconciler
 from paceline_controller.registry import GrpcJobRegistry
@@ -58,6 +59,7 @@ class ControllerService(Service):
             endpoints=options.endpoints,
             preloaded=PRELOADED,
         )
+        source = GrpcDemandSource(roster=roster, experience=experience)
         self._reconciler = Reconciler(
             ledger=ledger,
             untracked=ledger.untracked,
@@ -66,11 +68,8 @@ class ControllerService(Service):
             options=options,
             child_grace_s=child_grace_s,
             reason_bytes=settings.limits.reason_bytes,
-            sizing=Scaler(
-                source=GrpcDemandSource(roster=roster, experience=experience),
-                options=options,
-                metrics=chassis.metrics,
-            ),
+            sizing=Scaler(source=source, options=options, metrics=chassis.metrics),
+            progress=ProgressWatch(source=source),
         )
         self._membership = Membership(
             roster=roster, report=partial(worker_of, chassis), usage=chassis.usage.totals

@@ -165,6 +165,9 @@ def test_what_another_job_has_exported_is_replayed(
         found = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
         path = tmp_path / "collected.jsonl"
         path.write_text("\n".join([*found[:20], "", '{"task_id": "other"}']) + "\n")
+        # Otherwise the job is over before the import has begun.
+        environment = psutil.Process(platform.pid_of("environment"))
+        environment.suspend()
         job_id = client.submit(plain | {"name": "replays", "experience": experience}).status.job_id
         command = [sys.executable, "-m", "paceline.cli", "replay", "import", job_id, str(path)]
         done = subprocess.run(
@@ -175,6 +178,7 @@ def test_what_another_job_has_exported_is_replayed(
         )
         assert (done.returncode, done.stdout) == (2, "16 stored, 1 refused\n"), done.stderr
         assert f"{path}: line 22: transcripts: Field required" in done.stderr
+        environment.resume()
         status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         report = client.verify(job_id)

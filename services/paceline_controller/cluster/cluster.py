@@ -24,6 +24,7 @@ from paceline_controller.cluster.leader import Leader, LeaseTimes
 from paceline_controller.cluster.training_jobs import TrainingJobs
 from paceline_controller.jobs.costs import Costs
 from paceline_controller.jobs.plan import LiveJob
+from paceline_controller.jobs.progress import ProgressWatch
 from paceline_controller.member import worker_of
 from paceline_controller.reconciler import JobRegistry, Reconciler
 from paceline_controller.registry import GrpcJobRegistry
@@ -134,6 +135,7 @@ class ClusterService(Service):
             reason_bytes=self._chassis.settings.limits.reason_bytes,
             sizing=scaler,
             costs=costs,
+            progress=ProgressWatch(source=source),
         )
         try:
             async with asyncio.TaskGroup() as tasks:

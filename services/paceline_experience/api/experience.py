@@ -247,6 +247,9 @@ def demand_to(job_id: str, live: LedgerProgress) -> pb.JobDemand:
         sampled_tokens=live.tokens_generated + live.eval_tokens,
         measuring=live.eval is not None,
         group_size=live.group_size,
+        failed_attempts=live.failed_attempts,
+        last_failure=live.last_failure,
+        filtered=live.filtered,
     )
 
 

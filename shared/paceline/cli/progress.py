@@ -190,7 +190,8 @@ def waiting(trainer_share: float, headroom_groups: int) -> str:
     found: list[str] = []
     if trainer_share > 0.02:
         found.append(f"trainer for episodes ({min(trainer_share, 1.0):.0%} of the time)")
-    if headroom_groups <= 0:
+    # A trainer without a batch does not hold up rollout, whatever does.
+    if headroom_groups <= 0 and trainer_share < 0.98:
         found.append("rollout for trainer (staleness bound)")
     return ", ".join(found) or "nobody"
 

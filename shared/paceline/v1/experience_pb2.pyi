@@ -449,6 +449,26 @@ Global___DemandReply: _TypeAlias = DemandReply  # noqa: Y015
 class JobDemand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FilteredEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     JOB_ID_FIELD_NUMBER: _builtins.int
     QUEUED_FIELD_NUMBER: _builtins.int
     LEASED_FIELD_NUMBER: _builtins.int
@@ -460,6 +480,9 @@ class JobDemand(_message.Message):
     SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
     MEASURING_FIELD_NUMBER: _builtins.int
     GROUP_SIZE_FIELD_NUMBER: _builtins.int
+    FAILED_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    LAST_FAILURE_FIELD_NUMBER: _builtins.int
+    FILTERED_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     queued: _builtins.int
     """episodes"""
@@ -478,6 +501,14 @@ class JobDemand(_message.Message):
     """an evaluation is in progress"""
     group_size: _builtins.int
     """mean of the last groups"""
+    failed_attempts: _builtins.int
+    """of episodes, since the ledger was opened"""
+    last_failure: _builtins.str
+    """what the newest of them failed on"""
+    @_builtins.property
+    def filtered(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """groups that filters have dropped, by the reason that they gave"""
+
     def __init__(
         self,
         *,
@@ -492,10 +523,13 @@ class JobDemand(_message.Message):
         sampled_tokens: _builtins.int = ...,
         measuring: _builtins.bool = ...,
         group_size: _builtins.int = ...,
+        failed_attempts: _builtins.int = ...,
+        last_failure: _builtins.str = ...,
+        filtered: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_groups", b"accepted_groups", "group_size", b"group_size", "headroom_groups", b"headroom_groups", "job_id", b"job_id", "leased", b"leased", "measuring", b"measuring", "queued", b"queued", "ready_groups", b"ready_groups", "sampled_tokens", b"sampled_tokens", "step", b"step", "trainer_wait_s", b"trainer_wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_groups", b"accepted_groups", "failed_attempts", b"failed_attempts", "filtered", b"filtered", "group_size", b"group_size", "headroom_groups", b"headroom_groups", "job_id", b"job_id", "last_failure", b"last_failure", "leased", b"leased", "measuring", b"measuring", "queued", b"queued", "ready_groups", b"ready_groups", "sampled_tokens", b"sampled_tokens", "step", b"step", "trainer_wait_s", b"trainer_wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,290 @@
+"""A job that does not get on says who keeps it, and one that does says nothing."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.config import JobSpec
+from paceline.config.load import parse_job
+from paceline.enums import JobState, WorkerKind
+from paceline.errors import UnavailableError
+from paceline.types import Worker
+from paceline.v1.experience_pb2 import JobDemand
+from paceline_controller.jobs.plan import LiveJob
+from paceline_controller.jobs.progress import (
+    ABSENT_S,
+    BUSY_S,
+    FRUITLESS_S,
+    LOOK_EVERY_S,
+    TRAINING_S,
+    ProgressWatch,
+    culprit,
+    evidence_of,
+)
+from paceline_harness.runtime import FakeClock
+
+SPEC: JobSpec = parse_job(
+    {
+        "name": "math",
+        "model": {"path": "/models/tiny"},
+        "tasks": {"environment": "arithmetic", "step_timeout_s": 30.0},
+        "reward": [{"kind": "exact"}],
+        "stop": {"steps": 10},
+    }
+)
+JOB = LiveJob("math-1", JobState.RUNNING, 3, SPEC)
+
+
+def worker(kind: WorkerKind, name: str = "", version: int = -1, **load: float) -> Worker:
+    job_id = JOB.job_id if kind in (WorkerKind.TRAINER, WorkerKind.ROLLOUT) else ""
+    return Worker(
+        worker_id=name or f"{kind}-0",
+        kind=kind,
+        endpoint="h:1",
+        job_id=job_id,
+        active_version=version,
+        load=load,
+    )
+
+
+TRAINER = worker(WorkerKind.TRAINER, version=3, step_s=10.0)
+ROLLOUT = worker(WorkerKind.ROLLOUT, version=3, tokens_generated=1000.0)
+ENVIRONMENT = worker(WorkerKind.ENVIRONMENT)
+
+
+class Source:
+    """What the experience service would answer."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Worker] = {}
+        self.put(TRAINER, ROLLOUT, ENVIRONMENT)
+        self.wants = JobDemand(job_id=JOB.job_id, step=3, trainer_wait_s=1.0, leased=16)
+        self.away = False
+
+    def put(self, *workers: Worker) -> None:
+        self.found |= {each.worker_id: each for each in workers}
+
+    def change(self, **fields: Any) -> None:
+        self.wants.MergeFrom(JobDemand(**fields))
+
+    async def workers(self) -> Sequence[Worker]:
+        if self.away:
+            raise UnavailableError("experience")
+        return list(self.found.values())
+
+    async def demand(self) -> Mapping[str, JobDemand]:
+        wants = JobDemand()
+        wants.CopyFrom(self.wants)
+        return {JOB.job_id: wants}
+
+
+class Watched:
+    """A watch with its source and clock."""
+
+    def __init__(self) -> None:
+        self.source, self.clock = Source(), FakeClock()
+        self.watch = ProgressWatch(
+            source=self.source, clock=self.clock, wall=lambda: self.clock() - 1000.0
+        )
+
+    async def after(self, seconds: float, job: LiveJob = JOB) -> str:
+        """The reason after so many seconds, looked at as often as the reconciler does."""
+        end = self.clock() + seconds
+        while True:
+            await self.watch.look([job])
+            if self.clock() >= end:
+                return self.watch.reason(job.job_id)
+            self.clock.pass_s(min(LOOK_EVERY_S, end - self.clock()))
+
+
+KINDS: dict[str, tuple[Callable[[Source], object], str]] = {
+    "rollout cannot start": (
+        lambda s: s.found.pop("rollout-0"),
+        "rollout: no worker is in the roster",
+    ),
+    "rollout refuses its weights": (
+        lambda s: s.put(replace(ROLLOUT, active_version=-1)),
+        "rollout: none of 1 workers serves weights (the trainer has published version 3)",
+    ),
+    "rollout does not take new weights": (
+        lambda s: (s.put(replace(ROLLOUT, active_version=2)), s.change(leased=0)),
+        "rollout: no worker has taken version 3; the newest served is 2",
+    ),
+    "rollout hangs": (
+        lambda s: s.put(worker(WorkerKind.ENVIRONMENT, waiting_generate=15, waiting_step=1)),
+        "rollout: 15 episodes wait for tokens",
+    ),
+    "reward hangs": (
+        lambda s: s.put(worker(WorkerKind.ENVIRONMENT, waiting_score=16)),
+        "reward: 16 episodes wait for their scores",
+    ),
+    "environment hangs": (
+        lambda s: s.put(worker(WorkerKind.ENVIRONMENT, waiting_step=16)),
+        "environment: 16 episodes are in a step of their world",
+    ),
+    "experience does not store": (
+        lambda s: s.put(worker(WorkerKind.ENVIRONMENT, waiting_submit=16)),
+        "experience: 16 episodes wait to be stored",
+    ),
+    "environment cannot start": (
+        lambda s: s.found.pop("environment-0"),
+        "environment: no worker is in the roster",
+    ),
+    "environment takes nothing": (
+        lambda s: (s.change(queued=8), setattr(s.wants, "leased", 0)),
+        "environment: no worker takes the 8 episodes that are queued",
+    ),
+    "environment asks for nothing": (
+        lambda s: (s.change(headroom_groups=4), setattr(s.wants, "leased", 0)),
+        "environment: no worker asks for tasks",
+    ),
+    "nothing may be admitted": (
+        lambda s: setattr(s.wants, "leased", 0),
+        "experience: nothing is open and nothing may be admitted (limits of the job)",
+    ),
+    "environment worker was lost with its episodes": (
+        lambda s: None,
+        "environment: 16 leased episodes, and no worker has them",
+    ),
+    "trainer is gone": (
+        lambda s: s.found.pop("trainer-0"),
+        "trainer: none is in the roster",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_status_names_the_culprit(kind: str) -> None:
+    watched = Watched()
+    spoil, expected = KINDS[kind]
+    spoil(watched.source)
+    if kind == "rollout does not take new weights":
+        watched.source.wants.leased = 0
+    bound_s, _ = culprit(evidence_of(JOB, await watched.source.workers(), watched.source.wants))
+    assert ABSENT_S <= bound_s <= BUSY_S
+    assert await watched.after(bound_s - 1) == ""
+    reason = await watched.after(1 + LOOK_EVERY_S)
+    assert reason == f"no progress since 00:00:00 UTC: {expected}"
+    # Nothing is written again and again while it lasts.
+    assert await watched.after(1000) == reason
+    watched.source.change(step=4)
+    assert await watched.after(LOOK_EVERY_S) == ""
+
+
+async def test_a_trainer_that_has_its_batch_has_more_time() -> None:
+    watched = Watched()
+    watched.source.wants.trainer_wait_s = 0.0
+    assert await watched.after(TRAINING_S - 1) == ""
+    reason = await watched.after(1 + LOOK_EVERY_S)
+    assert reason.endswith("trainer: it has its batch and does not finish step 4")
+
+
+async def test_work_for_attempts_that_all_fail_is_no_progress() -> None:
+    watched, reason = Watched(), ""
+    for second in range(int(ABSENT_S + 2 * LOOK_EVERY_S)):
+        watched.source.put(replace(ROLLOUT, load={"tokens_generated": 1000.0 + second}))
+        watched.source.change(failed_attempts=second + 1, last_failure="scoring: no such file")
+        reason = await watched.after(1)
+    assert reason.endswith("every attempt of an episode fails: scoring: no such file")
+    watched.source.change(sampled_tokens=100)
+    assert await watched.after(LOOK_EVERY_S) == ""
+
+
+async def test_an_evaluation_that_hangs_is_noticed_though_the_trainer_has_a_batch() -> None:
+    watched = Watched()
+    watched.source.wants.trainer_wait_s = 0.0
+    watched.source.change(measuring=True)
+    watched.source.put(worker(WorkerKind.ENVIRONMENT, waiting_generate=4))
+    assert (await watched.after(BUSY_S + LOOK_EVERY_S)).endswith("4 episodes wait for tokens")
+
+
+async def test_filters_that_drop_everything_are_named() -> None:
+    watched = Watched()
+    for second in range(0, int(FRUITLESS_S) - 10, 10):
+        watched.source.wants.sampled_tokens = second
+        watched.source.wants.filtered["zero_variance"] = second
+        assert await watched.after(10) == ""
+    watched.source.wants.sampled_tokens += 1
+    reason = await watched.after(10 + LOOK_EVERY_S)
+    dropped = r"filters drop every group, most as zero_variance \(\d+ so far\)"
+    assert re.fullmatch(f"no batch since 00:00:00 UTC: {dropped}", reason)
+    watched.source.change(accepted_groups=1)
+    assert await watched.after(LOOK_EVERY_S) == ""
+
+
+async def test_a_long_step_of_a_world_has_the_time_that_its_job_allows() -> None:
+    watched = Watched()
+    tasks = SPEC.tasks.model_copy(update={"step_timeout_s": 600.0})
+    patient = replace(JOB, spec=SPEC.model_copy(update={"tasks": tasks}))
+    watched.source.put(worker(WorkerKind.ENVIRONMENT, waiting_step=16))
+    assert await watched.after(599.0, patient) == ""
+    assert "16 episodes are in a step" in await watched.after(1 + LOOK_EVERY_S, patient)
+
+
+async def test_what_is_not_known_is_not_said() -> None:
+    watched = Watched()
+    reason = await watched.after(BUSY_S + LOOK_EVERY_S)
+    watched.source.away = True
+    assert await watched.after(100) == reason
+
+
+@pytest.mark.parametrize("state", [s for s in JobState if s is not JobState.RUNNING])
+async def test_jobs_that_do_not_run_are_left_alone(state: JobState) -> None:
+    watched = Watched()
+    await watched.after(BUSY_S + LOOK_EVERY_S)
+    assert await watched.after(10_000, replace(JOB, state=state)) == ""
+    # It has its time again when it goes on.
+    assert await watched.after(BUSY_S - 1) == ""
+
+
+def change(
+    source: Source, name: str, *, load: Mapping[str, float] | None = None, **fields: int
+) -> None:
+    """Replace fields of a worker, and figures of its load."""
+    known = source.found[name]
+    source.put(replace(known, load={**known.load, **(load or {})}, **fields))
+
+
+MOVES: dict[str, Callable[[Source, int], object]] = {
+    "step": lambda s, n: setattr(s.wants, "step", 100 + n),
+    "groups": lambda s, n: setattr(s.wants, "accepted_groups", n),
+    "episodes": lambda s, n: setattr(s.wants, "sampled_tokens", n),
+    "tokens": lambda s, n: change(s, "rollout-0", load={"tokens_generated": n}),
+    "weights": lambda s, n: change(s, "rollout-0", active_version=100 + n),
+    "checkpoint": lambda s, n: change(s, "trainer-0", load={"checkpoint_s": n}),
+    "restart": lambda s, n: change(s, "trainer-0", pid=n),
+}
+IDLE: dict[str, Callable[[Source, int], object]] = {
+    "load": lambda s, n: change(s, "environment-0", load={"waiting_step": n, "cpu_s": n}),
+    "queue": lambda s, n: setattr(s.wants, "queued", n),
+    "waiting": lambda s, n: setattr(s.wants, "trainer_wait_s", 1.0 + n),
+    "reload": lambda s, n: change(s, "rollout-0", load={"swap_s": n}),
+}
+
+
+@given(data=st.data())
+async def test_a_reason_is_given_exactly_when_nothing_has_moved_for_the_bound(
+    data: st.DataObject,
+) -> None:
+    watched = Watched()
+    await watched.after(0)
+    moved_s = watched.clock()
+    for n in range(1, data.draw(st.integers(1, 12))):
+        pause_s = data.draw(st.integers(1, int(BUSY_S)))
+        reason = await watched.after(pause_s)
+        quiet_s = watched.clock() - moved_s
+        if quiet_s >= BUSY_S + LOOK_EVERY_S:
+            assert reason.startswith("no progress since ")
+        elif quiet_s < BUSY_S:
+            assert reason == ""
+        name = data.draw(st.sampled_from([*MOVES, *IDLE]))
+        (MOVES | IDLE)[name](watched.source, n)
+        if name in MOVES:
+            await watched.after(LOOK_EVERY_S)
+            moved_s = watched.clock()
+            assert watched.watch.reason(JOB.job_id) == ""
