@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Real
 from typing import Any
 
 from paceline.enums import ScoreStatus
@@ -13,29 +11,32 @@ from paceline.types import Score, Task
 
 MAX_DETAIL = 500
 MAX_PARTS = 100
+MAX_REWARD = 1e12
+"""Squares of rewards, and sums of them over a batch, are numbers of float32."""
 
 
 def as_score(value: Any) -> Score:
     """The result of a reward function as a `Score`; an invalid one becomes an `infra_error`."""
-    if isinstance(value, Real):
-        try:
-            value = Score(reward=float(value), parts={})
-        except OverflowError as error:
-            return infra_error(f"returned {type(value).__name__}: {error}")
     if not isinstance(value, Score):
-        return infra_error(f"returned {type(value).__name__}, neither a number nor a Score")
+        try:
+            value = Score(reward=_number(value), parts={})
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            return infra_error(f"returned {_kind(value)}: {error}")
     try:
-        reward = float(value.reward)
-        parts = {str(name): float(part) for name, part in value.parts.items()}
+        reward = _number(value.reward)
+        parts = {str(name): _number(part) for name, part in value.parts.items()}
         status = ScoreStatus(value.status)
-    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError) as error:
         return infra_error(f"returned a Score with wrong fields: {error}")
     if (wrong := next((name for name in parts if not is_name(name)), None)) is not None:
         return infra_error(f"returned a part {wrong[:40]!r}: 1 to {MAX_NAME} printable characters")
     if len(parts) > MAX_PARTS:
         return infra_error(f"returned {len(parts)} parts; at most {MAX_PARTS} are allowed")
-    if not math.isfinite(reward) or not all(map(math.isfinite, parts.values())):
-        return infra_error(f"returned {reward!r} with parts {parts!r}, not finite")
+    if not all(abs(each) <= MAX_REWARD for each in (reward, *parts.values())):
+        return infra_error(
+            f"returned {reward!r} with parts {parts!r}; rewards have to be finite numbers "
+            f"from {-MAX_REWARD:g} to {MAX_REWARD:g}"
+        )
     return Score(
         reward=reward,
         parts=parts,
@@ -44,6 +45,25 @@ def as_score(value: Any) -> Score:
         normalised_answer=encodable(str(value.normalised_answer)),
         detail=encodable(str(value.detail))[:MAX_DETAIL],
     )
+
+
+def _number(value: Any) -> float:
+    """A number of Python, Decimal, or a scalar of NumPy or torch, which say that they are floats.
+
+    Raises:
+        TypeError: it is something else, e.g. an array, a text or None.
+        OverflowError, ValueError, RuntimeError: it is a number that no float can hold.
+    """
+    is_number = hasattr(type(value), "__float__") and not isinstance(value, str)  # numpy.str_
+    if not is_number or getattr(value, "ndim", 0) != 0:
+        raise TypeError("neither a number nor a Score; a reward cannot abstain or score several")
+    return float(value)
+
+
+def _kind(value: Any) -> str:
+    """The name of a value's type, with its module if it is not one of Python's own."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def infra_error(detail: str) -> Score:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
+from typing import Any
 
 # Control, format (direction, width, tags), surrogates, private use, line and paragraph separators.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -59,3 +61,8 @@ def _shown(char: str) -> str:
         return chr(0x2421 if code == 0x7F else 0x2400 + code)
     hidden = unicodedata.category(char) in _HIDDEN or code in _LOOKS_EMPTY
     return f"⟨U+{code:04X}⟩" if hidden else char
+
+
+def as_text(value: Any) -> str:
+    """A value of JSON as text: itself if it is one, else as JSON writes it, as in `true`."""
+    return value if isinstance(value, str) else json.dumps(value)

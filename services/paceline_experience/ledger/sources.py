@@ -30,6 +30,7 @@ from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import estimate, parts_of
 from paceline_experience.ledger.filters.chain import answered, trial_group
 from paceline_experience.ledger.generation.allocation import Allocation
+from paceline_experience.ledger.generation.golds import check_golds
 from paceline_experience.ledger.generation.learning import LearningPlugin
 from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.own.parts import NoParts
@@ -121,7 +122,8 @@ def try_plugins(spec: JobSpec, data: JobData | None = None) -> None:
     `data`: what its tasks may read; None: nothing.
 
     Raises:
-        InvalidError: one refuses its options or returns something of a wrong type.
+        InvalidError: one refuses its options or returns something of a wrong type, or a reward
+            cannot read the answer of a task.
         UnavailableError: what a task source reads is away.
     """
     check_plugins(spec)
@@ -131,6 +133,8 @@ def try_plugins(spec: JobSpec, data: JobData | None = None) -> None:
         _try_task(sources.train, position, spec, field=options_field(spec))
         for name, tasks in sources.evals.items():
             _try_task(tasks, 0, spec, field=options_field(spec, name))
+        of_evals = {options_field(spec, name): each for name, each in sources.evals.items()}
+        check_golds(spec.reward, {options_field(spec): sources.train, **of_evals})
     parts = [part.part for part in spec.reward]
     for each in named(spec):
         if each.kind == "filters" and not each.is_own:

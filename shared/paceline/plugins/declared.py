@@ -25,6 +25,7 @@ class Declared:
     load: Callable[..., Any] | None = None
     programs: bool = False
     endpoints: bool = False
+    golds: Callable[..., None] | None = None
 
     def needs_with(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """The plug-in's needs with these options."""
@@ -43,6 +44,7 @@ def declares(
     load: Callable[..., Any] | None = None,
     programs: bool = False,
     endpoints: bool = False,
+    golds: Callable[..., None] | None = None,
 ) -> Callable[[T], T]:
     """Decorate a function, class or options model with declarations.
 
@@ -59,10 +61,12 @@ def declares(
         endpoints: installed rewards only: a coroutine function whose keyword `endpoints`, an
             `Endpoints`, asks servers that the operator has named. It is called in the worker
             itself, many at a time, and must not block.
+        golds: rewards only: called at submit with a task and the options, after `load`. It raises
+            `InvalidError` if the reward could not read the task's answer.
     """
 
     def mark(target: T) -> T:
-        setattr(target, _ATTRIBUTE, Declared(needs, inline, load, programs, endpoints))
+        setattr(target, _ATTRIBUTE, Declared(needs, inline, load, programs, endpoints, golds))
         return target
 
     return mark

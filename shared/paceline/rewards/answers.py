@@ -9,6 +9,7 @@ from typing import Any
 from paceline.enums import ScoreStatus
 from paceline.errors import InvalidError
 from paceline.plugins import RewardInput
+from paceline.text import as_text
 from paceline.types import Score, Task
 
 RAW_CHARS = 1000
@@ -19,14 +20,12 @@ def expected(task: Task, field: str) -> str:
     """The answer in the task's payload, as text.
 
     Raises:
-        InvalidError: the payload has no such field.
+        InvalidError: the payload has no such field, or it is null.
     """
-    return as_text(field_of(task, field))
-
-
-def as_text(value: Any) -> str:
-    """A JSON value as text: itself if it is one."""
-    return value if isinstance(value, str) else json.dumps(value)
+    value = field_of(task, field)
+    if value is None:
+        raise InvalidError(f"field {field!r} of task {task.task_id!r} is null; it has no answer")
+    return as_text(value)
 
 
 def field_of(task: Task, field: str) -> Any:

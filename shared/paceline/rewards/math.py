@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -12,13 +16,19 @@ from pydantic import Field
 from paceline.enums import ScoreStatus
 from paceline.errors import InvalidError
 from paceline.plugins import RewardInput, declares
-from paceline.rewards.answers import expected, final, in_tags, unanswered
+from paceline.rewards.answers import field_of, final, in_tags, unanswered
 from paceline.rewards.bounded import ExceededError, bounded
-from paceline.types import Score
+from paceline.rewards.latex import in_words, plain, spelled
+from paceline.types import Score, Task
 
 Find = Literal["any", "boxed", "latex", "expression"]
+# What a gold is, and so how answers are read: a text; without variables, so that letters are units.
+_Kind = Literal["words", "constant", "formula"]
 _ANSWER_CHARS = 1000
 _GOLD_CPU_S = 10.0
+_EXACT = "1e-40"  # relative; equal numbers differ by less when evaluated
+_ALLOWED = "it has to be LaTeX, a number, or a word"
+_FORMULA = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\\(.+?\\\)|\\\[.+?\\\]", re.DOTALL)
 
 
 def _load(*, find: Find = "any", **options: Any) -> None:
@@ -26,10 +36,16 @@ def _load(*, find: Find = "any", **options: Any) -> None:
     del options
     # It warns of each call without its own timeouts, which use the signal that ends orphans.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    _parsed("$1$", find)
+    _parsed("$1$", find, "constant")
 
 
-@declares(load=_load)
+def _check_gold(task: Task, *, answer_field: str = "answer", **options: Any) -> None:
+    """Read the answer of a task, as for each score."""
+    del options
+    _gold(_written(task, answer_field))
+
+
+@declares(load=_load, golds=_check_gold)
 def math(
     item: RewardInput,
     *,
@@ -58,7 +74,7 @@ def math(
     Raises:
         InvalidError: the answer of the task cannot be read.
     """
-    gold = _gold(expected(item.task, answer_field))
+    gold = _gold(_written(item.task, answer_field))
     try:
         text, normal, equal = bounded(
             lambda: _compared(gold, in_tags(item.response[-max_chars:]), find, digits), cpu_s=cpu_s
@@ -75,16 +91,72 @@ def math(
     )
 
 
-def _compared(gold: Sequence[Any], response: str, find: Find, digits: int) -> tuple[str, str, bool]:
+@dataclass(frozen=True, slots=True)
+class _Gold:
+    """What answers are compared with."""
+
+    kind: _Kind
+    parsed: tuple[Any, ...]
+    """The value of a formula, and how it is written."""
+
+
+def _compared(gold: _Gold, response: str, find: Find, digits: int) -> tuple[str, str, bool]:
     """The answer as it is written and normalised, and whether it equals `gold`."""
+    response = spelled(response)
+    is_there = find != "boxed" or "\\boxed" in response
+    answer = _parsed(response, find, gold.kind) if is_there else []
+    if not answer:
+        return "", "", False
+    text = str(answer[-1])
+    if gold.kind == "words":
+        return text, plain(text), plain(text) == plain(gold.parsed[-1])
+    return text, _normal(answer[0], digits), _equal(gold.parsed, answer, digits)
+
+
+def _equal(gold: Sequence[Any], answer: Sequence[Any], digits: int) -> bool:
+    """Numbers by `_same_number`, as math-verify takes all small ones for 0; the rest by it."""
     from math_verify import verify
 
-    is_there = find != "boxed" or "\\boxed" in response
-    found = _parsed(response, find) if is_there else []
-    if not found:
-        return "", "", False
-    equal = verify(list(gold), found, float_rounding=digits, timeout_seconds=None)
-    return str(found[-1]), _normal(found[0], digits), equal
+    if _is_real(gold[0]) and _is_real(answer[0]):
+        return _same_number(gold[0], answer[0], digits)
+    return verify(list(gold), list(answer), float_rounding=digits, timeout_seconds=None)
+
+
+def _is_real(value: Any) -> bool:
+    from sympy import Expr, UnevaluatedExpr
+
+    # A percentage has an unevaluated factor; 28 % is 28 or 0.28.
+    is_plain = isinstance(value, Expr) and not value.has(UnevaluatedExpr)
+    return is_plain and bool(value.is_number and value.is_real)
+
+
+def _same_number(gold: Any, answer: Any, digits: int) -> bool:
+    """Exactly, or to `digits` digits after the point if one is a decimal number.
+
+    So that small numbers are not all 0, they also differ by a share of the gold at most.
+    """
+    from sympy import Float, Rational
+
+    has_decimal = gold.has(Float) or answer.has(Float)
+    gold, answer = _without_floats(gold), _without_floats(answer)
+    difference = gold - answer
+    if not difference.is_Rational:
+        difference = difference.evalf(15)
+    share, absolute = Rational(_EXACT), None
+    if has_decimal:
+        share, absolute = Rational(2, 10 ** min(digits, 3)), Rational(1, 2 * 10**digits)
+    elif gold.is_Rational and answer.is_Rational:
+        return bool(difference == 0)
+    size = abs(gold if gold.is_Rational else gold.evalf(15))
+    is_near = abs(difference) <= share * size
+    return bool(is_near and (absolute is None or abs(difference) <= absolute))
+
+
+def _without_floats(value: Any) -> Any:
+    """The value with its decimal numbers as they are written, which floats would round."""
+    from sympy import Float, Rational
+
+    return value.replace(lambda part: isinstance(part, Float), lambda f: Rational(str(f))).doit()
 
 
 def _normal(value: Any, digits: int) -> str:
@@ -97,40 +169,72 @@ def _normal(value: Any, digits: int) -> str:
         if value.is_number and value.is_real:
             exact = value.doit()
             if exact.is_Float:
-                exact = Rational(str(round(exact, digits)))
+                exact = Rational(str(round(exact, digits))) or exact
             return str(exact)
         return str(value)
     except (ArithmeticError, AttributeError, TypeError, ValueError):
         return str(value)
 
 
+def _written(task: Task, field: str) -> str:
+    """The task's answer as a formula: numbers without exponents, as `1e+22` would be Euler's."""
+    value = field_of(task, field)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise InvalidError(f"field {field!r} is {json.dumps(value)[:100]}; {_ALLOWED}")
+    return value if isinstance(value, str) else f"{Decimal(repr(value)):f}"
+
+
 @lru_cache(maxsize=4096)
-def _gold(answer: str) -> tuple[Any, ...]:
-    answer = final(answer)
-    # Without a mark of its own an answer is a formula: `\frac{1}{2}` or `x^2`.
-    marked = answer if "$" in answer or "\\boxed" in answer else f"${answer}$"
+def _gold(answer: str) -> _Gold:
+    written = spelled(final(answer))
+    if not any(map(str.isalnum, written)):
+        raise InvalidError(f"the task's answer {answer[:100]!r} is empty; {_ALLOWED}")
+    is_marked = "\\boxed" in written or _FORMULA.search(written)
+    marked = written if is_marked else f"\\boxed{{{written}}}"
     try:
-        found = bounded(lambda: _parsed(marked, "any"), cpu_s=_GOLD_CPU_S)
+        text = bounded(lambda: _parsed(marked, "any", "words"), cpu_s=_GOLD_CPU_S)
+        if text and in_words(str(text[-1])):
+            return _Gold("words", (text[-1],))
+        value = bounded(lambda: _parsed(marked, "any", "formula"), cpu_s=_GOLD_CPU_S)
     except ExceededError as error:
         raise InvalidError(f"the task's answer {answer[:100]!r}: {error.message}") from None
-    if not found:
-        raise InvalidError(f"the task's answer {answer[:100]!r} is not mathematical")
-    return tuple(found)
+    if not value or isinstance(value[0], str):
+        raise InvalidError(f"the task's answer {answer[:100]!r} is not mathematical; {_ALLOWED}")
+    return _Gold("formula" if _variables(value[0]) else "constant", tuple(value))
 
 
-def _parsed(text: str, find: Find) -> list[Any]:
+def _variables(value: Any) -> bool:
+    """Whether a value has variables, but for the name that an assignment gives it."""
+    from sympy import Eq, Symbol
+
+    if isinstance(value, Eq) and isinstance(value.lhs, Symbol):
+        value = value.rhs
+    return bool(getattr(value, "free_symbols", ()))
+
+
+def _parsed(text: str, find: Find, kind: _Kind) -> list[Any]:
     from math_verify import parse
 
     # The last formula of the best kind that is there, as that of TRL and open-r1.
-    return parse(text, list(_targets(find)), extraction_mode="first_match", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    return parse(
+        text, list(_targets(find, kind)), extraction_mode="first_match", parsing_timeout=None
+    )  # pyright: ignore[reportArgumentType]
 
 
 @lru_cache
-def _targets(find: Find) -> tuple[Any, ...]:
+def _targets(find: Find, kind: _Kind) -> tuple[Any, ...]:
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify import ExprExtractionConfig, LatexExtractionConfig
 
-    plain = ExprExtractionConfig()
+    expression = ExprExtractionConfig()
     if find == "expression":
-        return (plain,)
-    formulas = LatexExtractionConfig(boxed_match_priority=0)
-    return (formulas, plain) if find == "any" else (formulas,)
+        return (expression,)
+    normalised = NormalizationConfig(
+        basic_latex=kind != "words",
+        # math-verify takes a last letter for a unit: `3t` is 3, and `a + c` ends after `+`.
+        units=kind == "constant",
+        malformed_operators=kind != "words",
+        nits=kind != "words",
+    )
+    formulas = LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalised)
+    return (formulas, expression) if find == "any" else (formulas,)

@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from paceline.errors import InvalidError
 from paceline.plugins import RewardInput, declares
-from paceline.rewards.answers import RAW_CHARS, as_text, field_of, final, unanswered
-from paceline.types import Score
+from paceline.rewards.answers import RAW_CHARS, field_of, final, unanswered
+from paceline.text import as_text
+from paceline.types import Score, Task
 
 Percent = Literal["share", "points"]
 Tolerance = Annotated[float, Field(ge=0)]
@@ -29,9 +30,27 @@ _NUMBER = re.compile(
     rf"(?:[ ](?P<over>\d{{1,9}}+)/(?P<under>\d{{1,9}}+)|\s?/\s?(?P<divisor>{_PLAIN}))?)"
     r"(?P<percent>\s?\\?%|\s(?:percent|per\scent)\b)?",
 )
+# Beside the number `#` of an answer: digits, operators, functions, and a variable as in `5x`.
+_OPERATORS = re.compile(
+    r"[\d_^\\*+=<>\[\]|]|#!|#[^\W\d_](?![^\W\d_])|(?<=[\w#])\(|(?<![^\W\d_])[/-]|[/-](?![^\W\d_])"
+)
+_WRAPPERS = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)(?=\{)|\\(?=[$%#])|\\[,;: ]|[{}]")
 
 
-@declares(inline=True)
+def _check_gold(
+    task: Task,
+    *,
+    answer_field: str = "answer",
+    percent: Percent = "share",
+    decimal_comma: bool = False,
+    **options: Any,
+) -> None:
+    """Read the answer of a task, as for each score."""
+    del options
+    _gold(field_of(task, answer_field), percent, decimal_comma)
+
+
+@declares(inline=True, golds=_check_gold)
 def numeric(
     item: RewardInput,
     *,
@@ -61,12 +80,7 @@ def numeric(
     Raises:
         InvalidError: the answer of the task is not a number.
     """
-    value = field_of(item.task, answer_field)
-    answer = final(as_text(value))
-    has_comma = decimal_comma and isinstance(value, str)  # JSON has a decimal point
-    wanted = _last(answer, percent=percent, decimal_comma=has_comma)
-    if wanted is None:
-        raise InvalidError(f"answer of task {item.task.task_id!r} is no number: {answer[:100]!r}")
+    target = _gold(field_of(item.task, answer_field), percent, decimal_comma)
     response = item.response[-_MAX_CHARS:]
     if mark:
         _, marked, response = response.rpartition(mark)
@@ -77,7 +91,6 @@ def numeric(
     if found is None:
         return unanswered(item, "no number")
     text, value = found
-    _, target = wanted
     tolerance = max(Fraction(abs_tol), Fraction(rel_tol) * abs(target))
     return Score(
         reward=float(abs(value - target) <= tolerance),
@@ -102,6 +115,21 @@ def plain(value: Fraction) -> str:
     return sign + (f"{scaled[:-digits]}.{scaled[-digits:]}" if digits else scaled)
 
 
+def _gold(value: Any, percent: Percent, decimal_comma: bool) -> Fraction:
+    """The only number of a task's answer; beside another one or an operator it is no answer."""
+    answer = final(as_text(value))
+    has_comma = decimal_comma and isinstance(value, str)  # JSON has a decimal point
+    numbers = list(_numbers(answer, percent, has_comma))
+    marked = _WRAPPERS.sub(" ", _NUMBER.sub("#", _with_point(answer, has_comma)))
+    is_single = len(numbers) == 1 and marked.count("#") == 1
+    if not is_single or _OPERATORS.search(marked) or not isinstance(value, (str, int, float)):
+        raise InvalidError(
+            f"the task's answer {answer[:100]!r} is no number: it has to be a single one, with "
+            "nothing but words beside it (the reward `math` compares formulas)"
+        )
+    return numbers[0][1]
+
+
 def _last(text: str, *, percent: Percent, decimal_comma: bool) -> tuple[str, Fraction] | None:
     tail = text[-_TAIL_CHARS:]
     # The tail may begin within a number, which no later one is part of.
@@ -117,15 +145,17 @@ def _numbers(
     text: str, percent: Percent, decimal_comma: bool, start: int = 0
 ) -> Iterator[tuple[str, Fraction]]:
     """Numbers of a text, as written and by value; those that no float could hold are left out."""
-    if decimal_comma:
-        text = text.translate({ord("."): ",", ord(","): "."})
-    for match in _NUMBER.finditer(text):
+    for match in _NUMBER.finditer(_with_point(text, decimal_comma)):
         value = _value(match) if match.start() >= start else None
         if value is None:
             continue
         if match["percent"] and percent == "share":
             value /= 100
         yield match[0], -value if match["sign"] in {"-", "\u2212"} else value
+
+
+def _with_point(text: str, decimal_comma: bool) -> str:
+    return text.translate({ord("."): ",", ord(","): "."}) if decimal_comma else text
 
 
 def _value(match: re.Match[str]) -> Fraction | None:

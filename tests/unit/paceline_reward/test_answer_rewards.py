@@ -99,10 +99,40 @@ def test_math_is_bounded_for_any_text(text: str) -> None:
 
 
 def test_a_task_without_a_readable_answer_is_not_the_fault_of_the_response() -> None:
-    with pytest.raises(InvalidError, match="is not mathematical"):
+    with pytest.raises(InvalidError, match="is empty; it has to be"):
         math(item("4", answer=""))
     with pytest.raises(InvalidError, match="is no number"):
         numeric(item("4", answer="four"))
+
+
+@pytest.mark.parametrize(
+    "answer", ["72", 72, "72 apples", "$72$", r"\boxed{72}", "72 km/h", "(72)"]
+)
+def test_numeric_takes_one_number_and_words(answer: Any) -> None:
+    assert numeric(item("72", answer=answer)).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(
+            r"\sqrt{2}",
+            r"3 \times 10^{5}",
+            "2x",
+            r"2\pi",
+            "1 + 2",
+            "x = 2",
+            "12:02",
+            "1-2",
+            "sqrt(2)",
+        ),
+        *("|2|", "2!", r"\pm 2", "3, 2", "2020-01-02", "5 m^2", "f2", "", "two"),
+        *(None, True, False, [2], {"value": 2}),
+    ],
+)
+def test_numeric_takes_no_other_answer_for_its_last_number(answer: Any) -> None:
+    with pytest.raises(InvalidError, match="is no number: it has to be a single one"):
+        numeric(item("2", answer=answer))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.enums import ScoreStatus
+from paceline.environments.dataset.world import Dataset
 from paceline.errors import InvalidError
 from paceline.plugins import RewardInput, RewardTurn
 from paceline.rewards.answers import number
@@ -18,6 +20,8 @@ from paceline.rewards.exact import exact
 from paceline.rewards.overlong import overlong
 from paceline.rewards.python import python
 from paceline.rewards.regex import regex
+from paceline.text import as_text
+from paceline.types import Task
 
 MakeItem = Callable[..., RewardInput]
 
@@ -51,6 +55,20 @@ def test_exact_numeric_without_a_number_is_a_parse_error(item: MakeItem) -> None
 def test_exact_names_the_missing_field(item: MakeItem) -> None:
     with pytest.raises(InvalidError, match="has no field 'result'"):
         exact(item("42"), answer_field="result")
+
+
+@pytest.mark.parametrize("answer", [True, False, 2, "yes", 2.5, [1, "a"]])
+async def test_exact_and_the_world_of_rows_want_the_same_text(item: MakeItem, answer: Any) -> None:
+    payload = json.dumps({"question": "q", "answer": answer})
+    for text in (str(answer), json.dumps(answer), f" {as_text(answer)}\n"):
+        world = Dataset()
+        await world.reset(Task(task_id="t", environment="dataset", payload=payload), 0)
+        assert (await world.step(text)).reward == exact(item(text, answer=answer)).reward
+
+
+def test_a_missing_answer_is_no_text(item: MakeItem) -> None:
+    with pytest.raises(InvalidError, match="is null; it has no answer"):
+        exact(item("null", answer=None))
 
 
 @given(st.integers(), st.integers(0, 5))

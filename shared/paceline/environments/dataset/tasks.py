@@ -30,6 +30,7 @@ class _Part:
     size: int
     weight: float
     task: Callable[[int], Task]
+    where: Callable[[int], str]
 
 
 class DatasetTasks:
@@ -79,13 +80,23 @@ class DatasetTasks:
         Raises:
             InvalidError: its row has changed since the job was submitted.
         """
+        part, rank = self._at(position)
+        return part.task(rank)
+
+    def where(self, position: int, /) -> str:
+        """What a user would call the task at a position: its row and file."""
+        part, rank = self._at(position)
+        return part.where(rank)
+
+    def _at(self, position: int) -> tuple[_Part, int]:
+        """The source of the task at a position, and its rank there."""
         if not 0 <= position < self._size:
             raise IndexError(position)
         place = self._order(position) if self._order else position
         at = bisect_right(self._ends, place)
         part, permuted = self._parts[at], self._ranks[at]
         rank = (place - (self._ends[at - 1] if at else 0)) % part.size
-        return part.task(permuted(rank) if permuted else rank)
+        return part, permuted(rank) if permuted else rank
 
     def counts(self) -> list[tuple[int, int]]:
         """For each source: its distinct tasks in the split, and its tasks in an epoch."""
@@ -98,7 +109,8 @@ class DatasetTasks:
     ) -> _Part:
         if each.environment:
             source = _environment_tasks(each, wanted.split, seed, field=field)
-            return _Part(len(source), each.weight or len(source), source.__getitem__)
+            weight, name = each.weight or len(source), each.environment
+            return _Part(len(source), weight, source.__getitem__, lambda at: f"{name} task {at}")
         rows = data.rows(each.path, each.shape, field=field)
         self.digests[each.path or "data"] = rows.digest
         ranks = range(len(rows))
@@ -117,7 +129,10 @@ class DatasetTasks:
             payload = json.dumps(rows[int(ranks[rank])], ensure_ascii=False)
             return Task(task_id(ENVIRONMENT, payload, 0), ENVIRONMENT, payload, domain=domain)
 
-        return _Part(len(ranks), each.weight or len(ranks), task)
+        def where(rank: int) -> str:
+            return f"row {int(ranks[rank])} of {rows.name}"
+
+        return _Part(len(ranks), each.weight or len(ranks), task, where)
 
 
 def _environment_tasks(each: SourceOptions, split: str, seed: int, *, field: str) -> TaskSource:

@@ -17,6 +17,7 @@ from paceline.plugins import (
     StepResult,
     registry,
 )
+from paceline.text import as_text
 from paceline.types import Task
 
 _NOTHING = Observation()
@@ -48,7 +49,8 @@ class Dataset:
             self._other = _world_of(task.environment, self._worlds[task.environment])
             return await self._other.reset(task, seed)
         payload: Mapping[str, Any] = json.loads(task.payload)
-        self._answer = None if payload.get("answer") is None else str(payload["answer"]).strip()
+        answer = payload.get("answer")
+        self._answer = None if answer is None else as_text(answer).strip()
         return observation_of(payload, system_prompt=self._system_prompt)
 
     async def step(self, action: str) -> StepResult:

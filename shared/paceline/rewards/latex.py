@@ -1,0 +1,86 @@
+r"""Spellings of formulas that math-verify 0.9 misreads, written as it reads them; answers in words.
+
+Each entry of `_SPELLINGS` mends one kind of misreading: `**73**` is read as `73**`, `1\,234` as
+235, `2.5e-3` as Euler's number times 2.5 less 3, `2i` as a variable, `\mathrm{e}` as another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+_Change = str | Callable[[re.Match[str]], str]
+
+
+def _repeating(match: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` as a fraction."""
+    whole, fixed, period = match.groups()
+    nines = 10 ** len(fixed) * (10 ** len(period) - 1)
+    value = Fraction(int(whole + fixed + period) - int(whole + fixed), nines)
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+# No pattern has two ways to read the same text, or looks further than a bounded distance.
+_SPELLINGS: tuple[tuple[re.Pattern[str], _Change], ...] = (
+    # Emphasis of Markdown, which a power (`2**3`) is not.
+    (re.compile(r"(?<![\w*)}])(\*{1,3}|__|`)(?=\S)((?:(?!\1)[^\n]){1,200})\1(?![\w*(])"), r"\2"),
+    (re.compile(r"\\fbox(?![a-zA-Z])"), r"\\boxed"),
+    (re.compile(r"\\lbrace(?![a-zA-Z])"), r"\\{"),
+    (re.compile(r"\\rbrace(?![a-zA-Z])"), r"\\}"),
+    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset "),
+    (re.compile(r"(?:\^\\degree|\\degree|\^?°)(?![a-zA-Z])"), r"^\\circ "),
+    (re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])"), r"\\pi "),
+    (re.compile(r"\\(?:text|mathrm)\{(?:([ei])|(infinity))\}"), lambda m: m[1] or r"\infty "),
+    (re.compile(r"(?<=\d)\\[,!;: ](?=\d{3}(?!\d))"), ""),  # of thousands
+    (re.compile(r"(?<!\\)\\[,;:]"), " "),
+    (re.compile(r"(?:[€£¥₹]|\\\$)(?=\s?\d)"), ""),
+    (
+        # `2e-3` stays the difference: only a point, a 1 or a bare exponent make it one number.
+        re.compile(
+            r"(?<![\w.\\])(\d{1,400}\.\d{1,400}|1(?=[eE])|\d{1,400}(?=[eE]\d))"
+            r"[eE]([+-]?\d{1,4})(?!\w|\.\w)"
+        ),
+        lambda m: f"{m[1]}*10^({int(m[2])})",
+    ),
+    (re.compile(r"(?<=\d)i(?![a-zA-Z])"), " i"),
+    (re.compile(r"(\d{1,40})\.(\d{0,40})\\overline\{(\d{1,40})\}"), _repeating),
+    (re.compile(r"(?<=[\w)}])\.(?=\s{0,9}\})"), ""),  # the end of a sentence in a box
+)
+_UNIT = re.compile(
+    r"(?<=[\d}])\s{0,9}\\(?:text|mathrm|mbox)\{\s{0,9}(?!percent|pct)[^{}\d]{0,60}\}"
+    r"(?:\^(?:\d|\{\d\}))?(?=\s{0,9}(?:\}|\$|$))"
+    r"|(?<=\d)[ ](?!percent|pct)[a-z]{5,20}(?=\s{0,9}(?:\}|\$|$))"
+)
+_WRAPPERS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)(?![a-zA-Z])")
+_COMMANDS = re.compile(r"\\(?:begin|end|mathbb|mathcal|operatorname\*?)\{[^{}]{0,40}\}|\\[a-zA-Z]+")
+_FUNCTIONS = "and|or|sqrt|sinh?|cosh?|tanh?|cot|sec|csc|log|exp|min|max|mod|lim|inf|infinity"
+_WORD = re.compile(rf"(?i)(?<![a-z])(?!(?:{_FUNCTIONS})(?![a-z]))[a-z]{{4,40}}(?![a-z])")
+# Short ones may be products, as `xy` and `abc`, but not if they have one of `eiou`, as `no`.
+_SHORT_WORD = re.compile(r"(?i)\W*(?=[a-z]{0,2}[eiou])[a-z]{2,3}\W*")
+_AS_TEXT = re.compile(
+    r"\\(?:ldots|cdots|dots)(?![a-zA-Z])|\.\.\.|…|^\s*\w{1,80}_\{?\d{1,3}\}?\s*$|\d:\d"
+)
+
+
+def spelled(text: str) -> str:
+    """A response or an answer as math-verify reads it, without units in words."""
+    for pattern, change in _SPELLINGS:
+        text = pattern.sub(change, text)
+    return _UNIT.sub("", text)
+
+
+def in_words(answer: str) -> bool:
+    r"""Whether an answer is compared as a text: `even`, `1, 2, \ldots, n`, `1101_2`, `12:00`.
+
+    As a formula, a word is a product of letters, an ellipsis nothing, a base left out.
+    """
+    bare = _COMMANDS.sub(" ", _WRAPPERS.sub("", answer))
+    return any((_AS_TEXT.search(answer), _WORD.search(bare), _SHORT_WORD.fullmatch(bare)))
+
+
+def plain(answer: str) -> str:
+    """The same text for answers that say the same: without case, blanks, marks and braces."""
+    bare = re.sub(r"\\(?:cdots|dots)(?![a-zA-Z])|\.\.\.|…", r"\\ldots", _WRAPPERS.sub("", answer))
+    bare = re.sub(r"[\s{}$]", "", bare).rstrip(".").casefold()
+    return re.sub(r"^\((\w+)\)$", r"\1", bare)

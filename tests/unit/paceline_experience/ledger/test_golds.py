@@ -1,0 +1,90 @@
+"""Answers of tasks are read at submit, by the rewards that will read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config.job import RewardSpec
+from paceline.environments.dataset.tasks import DatasetTasks
+from paceline.errors import InvalidError
+from paceline_experience.ledger.generation.golds import CHECK_S, check_golds
+from paceline_harness.data import InProcess
+
+
+def rows(folder: Path, answers: list[Any]) -> DatasetTasks:
+    lines = (json.dumps({"question": f"q{at}", "answer": a}) for at, a in enumerate(answers))
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    data = InProcess(uploaded=str(folder), cache=str(folder / ".cache"))
+    return DatasetTasks(0, data=data, split="all")
+
+
+def part(kind: str, **options: Any) -> RewardSpec:
+    return RewardSpec.model_validate({"kind": kind, **options})
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "problem"),
+    [
+        ("math", None, "field 'answer' is null; it has to be LaTeX, a number, or a word"),
+        ("math", "\\frac{1}{", "the task's answer '\\\\frac{1}{' is not mathematical"),
+        ("math", True, "field 'answer' is true"),
+        ("numeric", "\\sqrt{2}", "the task's answer '\\\\sqrt{2}' is no number"),
+        ("numeric", None, "the task's answer 'null' is no number"),
+    ],
+)
+def test_a_row_that_its_reward_cannot_read_is_named(
+    tmp_path: Path, kind: str, answer: Any, problem: str
+) -> None:
+    source = rows(tmp_path, [1, "2", answer, 4.5])
+    with pytest.raises(InvalidError) as refused:
+        check_golds([part("format"), part(kind)], {"tasks.options": source})
+    assert refused.value.message.startswith(f"tasks.options: row 2 of data: reward.1: {problem}")
+
+
+def test_readable_answers_and_other_rewards_pass(tmp_path: Path) -> None:
+    source = rows(tmp_path, [1, "2", "3/4", 4.5])
+    check_golds([part("math"), part("numeric", percent="points")], {"tasks.options": source})
+    null = rows(tmp_path, [None])
+    check_golds([part("format"), part("own:code"), part("environment")], {"tasks.options": null})
+
+
+def test_many_wrong_rows_are_counted(tmp_path: Path) -> None:
+    source = rows(tmp_path, ["none"] * 8 + ["1"])
+    with pytest.raises(InvalidError) as refused:
+        check_golds([part("numeric")], {"tasks.options": source})
+    assert refused.value.message.count("is no number") == 5
+    assert refused.value.message.endswith(" (and 3 more)")
+
+
+def test_the_field_that_names_the_answer_is_read(tmp_path: Path) -> None:
+    source = rows(tmp_path, ["1"])
+    with pytest.raises(InvalidError, match=r"reward\.0: payload of task .* has no field 'result'"):
+        check_golds([part("math", answer_field="result")], {"tasks.options": source})
+
+
+def test_evaluations_are_checked_too(tmp_path: Path) -> None:
+    for name in ("train", "eval"):
+        (tmp_path / name).mkdir()
+    train, held_out = rows(tmp_path / "train", ["1"]), rows(tmp_path / "eval", ["one"])
+    sources = {"tasks.options": train, "eval.options": held_out}
+    with pytest.raises(InvalidError, match=r"^eval\.options: row 0 of data: reward\.0: "):
+        check_golds([part("numeric")], sources)
+
+
+def test_no_job_waits_long_for_its_rows(tmp_path: Path) -> None:
+    source = rows(tmp_path, ["1"] * 50 + ["one"] * 50)
+    times = iter([0.0, *(0.1 for _ in range(9)), *(CHECK_S + 1 for _ in range(99))])
+    seen = list[str]()
+
+    def clock() -> float:
+        seen.append("")
+        return next(times)
+
+    with pytest.raises(InvalidError) as refused:
+        check_golds([part("numeric")], {"tasks.options": source}, clock=clock)
+    assert refused.value.message.count("is no number") <= 10
+    assert len(seen) == 11
