@@ -20,6 +20,7 @@ from typing import IO
 import psutil
 
 from paceline.files import read_json, tail, write_json
+from paceline.proxies import without_loopback
 from paceline.server.failures import KILLED, OOM, marked, num_oom_kills
 from paceline.telemetry.logs import Log
 from paceline.telemetry.monitoring import Targets
@@ -107,7 +108,7 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 umask=0o077,
-                env={**os.environ, **ENVIRONMENT, **(environment or {})},
+                env=_environment(environment or {}),
             )
         record = Record(name, child.pid, _created(child.pid), mark, self._owner, dict(labels or {}))
         self._children[name] = child
@@ -268,6 +269,11 @@ def _is_running(record: Record) -> bool:
         return same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    variables = {**os.environ, **ENVIRONMENT, **added}
+    return {**variables, **without_loopback(variables)}
 
 
 def _descendants(pid: int) -> list[psutil.Process]:
