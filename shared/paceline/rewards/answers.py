@@ -19,9 +19,12 @@ def expected(task: Task, field: str) -> str:
     """The answer in the task's payload, as text.
 
     Raises:
-        InvalidError: the payload has no such field.
+        InvalidError: the payload has no such field, or null, as of a row without an answer.
     """
-    return as_text(field_of(task, field))
+    value = field_of(task, field)
+    if value is None:
+        raise InvalidError(f"payload of task {task.task_id!r}: {field!r} is null; an answer is due")
+    return as_text(value)
 
 
 def as_text(value: Any) -> str:

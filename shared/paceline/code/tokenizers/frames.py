@@ -61,7 +61,11 @@ class ShowCall:
     @property
     def size(self) -> int:
         """Roughly, in bytes."""
-        return len(self.step.text) + sum(len(each.content) for each in self.step.messages)
+        return len(self.step.text) + sum(map(_chars, self.step.messages))
+
+
+def _chars(message: Message) -> int:
+    return len(message.content) + sum(len(str(call)) for call in message.tool_calls)
 
 
 Call = TextCall | ShowCall
@@ -80,7 +84,7 @@ def to_json(call: Call) -> dict[str, Any]:
         return {"tokens": list(call.tokens), "special": call.keep_special}
     step = call.step
     return {
-        "messages": [[m.role, m.content, m.name, m.tool_call_id] for m in step.messages],
+        "messages": [_fields(message) for message in step.messages],
         "num_new": step.num_new,
         "text": step.text,
         "tools": [dict(tool) for tool in step.tools],
@@ -93,6 +97,11 @@ def to_json(call: Call) -> dict[str, Any]:
     }
 
 
+def _fields(message: Message) -> list[Any]:
+    calls = [dict(call) for call in message.tool_calls]
+    return [message.role, message.content, message.name, message.tool_call_id, calls]
+
+
 def from_json(call: Mapping[str, Any]) -> Call:
     """A call from JSON of a service, which is trusted."""
     if "tokens" in call:
@@ -100,8 +109,7 @@ def from_json(call: Mapping[str, Any]) -> Call:
     given: dict[str, Any] = {
         **call,
         "messages": tuple(
-            Message(role, content, name=name, tool_call_id=tool_call_id)
-            for role, content, name, tool_call_id in call["messages"]
+            Message(*texts, tool_calls=tuple(calls)) for *texts, calls in call["messages"]
         ),
         "tools": tuple(call["tools"]),
         "prefix": RenderedPrefix(*call["prefix"]),
