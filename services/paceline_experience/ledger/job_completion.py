@@ -132,9 +132,9 @@ class JobCompletion:
     def _nothing_trained(self, reason: str) -> str:
         wanted = self._core.spec.experience.batch_groups
         return (
-            f"{reason}, and nothing was trained: there never was a whole batch "
-            f"(experience.batch_groups {wanted}); lower it, or give more tasks, tasks.epochs or "
-            "stop.wall_s; `filtered` and `dropped` of the job count what was not usable"
+            f"{reason}, and nothing was trained: a step needs {wanted} groups "
+            "(experience.batch_groups); lower it, or give more tasks, tasks.epochs or stop.wall_s; "
+            "`filtered` and `dropped` of the job count what was not usable"
         )
 
     async def _finish(self, outcome: str, reason: str) -> None:

@@ -19,10 +19,10 @@ from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
 from paceline.code.errors import told
-from paceline.code.frames import MAX_FRAME_BYTES, frame, requests, take_pipes
+from paceline.code.frames import MAX_FRAME_BYTES, frame, message_fields, requests, take_pipes
 from paceline.digest import task_id
 from paceline.errors import InvalidError
-from paceline.plugins import EnvironmentPlugin, Message, Observation, StepResult
+from paceline.plugins import EnvironmentPlugin, Observation, StepResult
 from paceline.plugins.loading import attribute
 from paceline.types import Task
 
@@ -162,15 +162,10 @@ def _observation(value: Any) -> dict[str, Any]:
     if not isinstance(value, Observation):
         raise TypeError(f"an observation is due, or a string; got {type(value).__name__}")
     return {
-        "messages": [_fields(message) for message in value.messages],
+        "messages": [message_fields(message) for message in value.messages],
         "text": value.text,
         "tools": [dict(tool) for tool in value.tools],
     }
-
-
-def _fields(message: Message) -> list[Any]:
-    calls = [dict(call) for call in message.tool_calls]
-    return [message.role, message.content, message.name, message.tool_call_id, calls]
 
 
 def _result(value: Any) -> dict[str, Any]:

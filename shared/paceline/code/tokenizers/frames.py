@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
-from paceline.code.frames import HEAD, MAX_FRAME_BYTES, FrameError, parsed
+from paceline.code.frames import HEAD, MAX_FRAME_BYTES, FrameError, message_fields, parsed
 from paceline.enums import TokenSource
 from paceline.errors import InvalidError, LimitError
 from paceline.plugins import Message
@@ -84,7 +84,7 @@ def to_json(call: Call) -> dict[str, Any]:
         return {"tokens": list(call.tokens), "special": call.keep_special}
     step = call.step
     return {
-        "messages": [_fields(message) for message in step.messages],
+        "messages": [message_fields(message) for message in step.messages],
         "num_new": step.num_new,
         "text": step.text,
         "tools": [dict(tool) for tool in step.tools],
@@ -95,11 +95,6 @@ def to_json(call: Call) -> dict[str, Any]:
         "now": step.now.isoformat(),
         "max_bytes": step.max_bytes,
     }
-
-
-def _fields(message: Message) -> list[Any]:
-    calls = [dict(call) for call in message.tool_calls]
-    return [message.role, message.content, message.name, message.tool_call_id, calls]
 
 
 def from_json(call: Mapping[str, Any]) -> Call:
