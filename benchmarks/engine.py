@@ -250,13 +250,13 @@ def sglang(python: Path | None, dtype: str) -> Generator[httpx.Client | None]:
         --sampling-backend pytorch --dtype {dtype} --disable-overlap-schedule --sleep-on-idle
         --host 127.0.0.1 --port {port} --mem-fraction-static 0.2 --max-total-tokens 32768
         --max-running-requests 64 --skip-tokenizer-init"""
-    count = str(THREADS)
+    count, url = str(THREADS), f"http://127.0.0.1:{port}"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": count}
     with tempfile.NamedTemporaryFile("w+") as log:
         command = [str(python), "-m", "sglang.launch_server", *flags.split()]
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
+            with httpx.Client(base_url=url, timeout=600, trust_env=False) as client:
                 wait_for(client, server, log)
                 yield client
         finally:

@@ -37,6 +37,7 @@ from paceline.config import parse_job
 from paceline.config.load import write_settings
 from paceline.config.service import ServiceSettings
 from paceline.local.ports import PortSlots
+from paceline.proxies import DIRECT
 from paceline.v1 import experience_pb2, jobs_pb2, types_pb2
 
 TOKEN = "pl_bootstrap_of_this_benchmark"
@@ -209,9 +210,9 @@ def running(folder: Path) -> Generator[Site]:
     url, headers = f"http://127.0.0.1:{ports[2]}", {"authorization": f"Bearer {TOKEN}"}
     try:
         with (
-            httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S) as http,
-            grpc.insecure_channel(f"127.0.0.1:{ports[1]}") as gateway,
-            grpc.insecure_channel(where) as experience,
+            httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False) as http,
+            grpc.insecure_channel(f"127.0.0.1:{ports[1]}", options=[DIRECT]) as gateway,
+            grpc.insecure_channel(where, options=[DIRECT]) as experience,
         ):
             _until_ready(http)
             known = {n: psutil.Process(c.pid) for n, c in zip(settings, children, strict=True)}

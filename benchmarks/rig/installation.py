@@ -75,6 +75,6 @@ def _is_ready(run_dir: Path) -> bool:
     if not (run_dir / "gateway.json").exists():
         return False
     try:
-        return httpx.get(f"{url_of(run_dir)}/readyz", timeout=START_S).is_success
+        return httpx.get(f"{url_of(run_dir)}/readyz", timeout=START_S, trust_env=False).is_success
     except httpx.TransportError:
         return False

@@ -38,6 +38,7 @@ from paceline.v1 import types_pb2
 from paceline_gateway.access.refusals import Refusal
 from paceline_gateway.messages import checked
 from paceline_gateway.submit.checks import check_code, check_files, check_plugins, find_model
+from paceline_gateway.submit.model_limits import check_model_limits
 from paceline_gateway.submit.patterns import Patterns
 from paceline_gateway.submit.trial import ModelTrial
 from paceline_gateway.upstream import Upstream
@@ -111,6 +112,9 @@ class JobApi:
         if not files or spec.model.place is not ModelPlace.FOLDER:
             found = await self._find_model(spec.model)
             spec, files = spec.model_copy(update={"model": found.spec}), files or found.files
+        await asyncio.get_running_loop().run_in_executor(
+            self._model_readers, check_model_limits, spec, files
+        )
         await self._trial.check(files, who.tenant)
         complete = pb.SubmitJobRequest(
             spec_json=spec.model_dump_json(),

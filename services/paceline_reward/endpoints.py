@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.config.sections.endpoints import EndpointSettings
 from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.proxies import direct_mounts
 from paceline.transport.rpc import backoff_s
 
 if TYPE_CHECKING:
@@ -120,7 +121,9 @@ class WorkerEndpoints:
         if self._client is None:
             # Each endpoint has its `concurrency`; those of httpx would be one for all of them.
             self._client = httpx.AsyncClient(
-                follow_redirects=False, limits=httpx.Limits(max_connections=None)
+                follow_redirects=False,
+                limits=httpx.Limits(max_connections=None),
+                mounts=direct_mounts(each.settings.base_url for each in self._servers.values()),
             )
         return self._client
 

@@ -24,6 +24,7 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
+from paceline.proxies import environment_proxy
 from paceline_controller.certificates.config import Issue
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -61,11 +62,13 @@ class Secrets:
             ConfigError: the file, or the ServiceAccount, is missing or invalid.
         """
         settings: Any = client.Configuration()
+        settings.proxy = ""  # a pod calls the API server of its cluster directly
         # `run` retries whole passes.
         settings.retries = False
         try:
             if issue.kubeconfig:
                 config.load_kube_config(issue.kubeconfig, client_configuration=settings)
+                settings.proxy = settings.proxy or environment_proxy(settings.host)
             else:
                 config.load_incluster_config(client_configuration=settings)
         except ConfigException as error:

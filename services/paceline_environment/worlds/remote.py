@@ -156,7 +156,10 @@ class RemoteWorld:
 def _observation(raw: Any) -> Observation:
     """An observation that the job's code has sent."""
     try:
-        messages = tuple(Message(*map(str, fields)) for fields in raw["messages"])
+        messages = tuple(
+            Message(*map(str, fields), tool_calls=tuple(dict(call) for call in calls))
+            for *fields, calls in raw["messages"]
+        )
         tools = tuple(dict(tool) for tool in raw["tools"])
         return Observation(messages=messages, text=str(raw["text"]), tools=tools)
     except (TypeError, ValueError, KeyError) as error:

@@ -24,6 +24,8 @@ _REASONS = {
     "wall_s": "the time is over",
     "tasks": "all epochs of the tasks are over",
 }
+_NEEDS_A_STEP = ("wall_s", "tasks")
+"""What ends a job without having been asked for: it is no success if nothing was trained."""
 
 
 class JobCompletion:
@@ -122,7 +124,18 @@ class JobCompletion:
             await self._evals.start()
             return
         reason = _REASONS.get(state.meta.stop_reason, state.meta.problem)
-        await self._finish("succeeded", reason)
+        if not state.step and state.meta.stop_reason in _NEEDS_A_STEP:
+            await self._finish("failed", self._nothing_trained(reason))
+        else:
+            await self._finish("succeeded", reason)
+
+    def _nothing_trained(self, reason: str) -> str:
+        wanted = self._core.spec.experience.batch_groups
+        return (
+            f"{reason}, and nothing was trained: a step needs {wanted} groups "
+            "(experience.batch_groups); lower it, or give more tasks, tasks.epochs or stop.wall_s; "
+            "`filtered` and `dropped` of the job count what was not usable"
+        )
 
     async def _finish(self, outcome: str, reason: str) -> None:
         async with self._core.transaction() as state:

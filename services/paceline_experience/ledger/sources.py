@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,7 @@ def try_plugins(spec: JobSpec, data: JobData | None = None) -> None:
     sources = None if spec.lists_own_tasks else task_sources(spec, data)
     position = _try_generation(spec, len(sources.train) if sources else _TRIED_TASKS)
     if sources is not None:
+        _check_fills_a_batch(spec, len(sources.train))
         _try_task(sources.train, position, spec, field=options_field(spec))
         for name, tasks in sources.evals.items():
             _try_task(tasks, 0, spec, field=options_field(spec, name))
@@ -249,6 +251,21 @@ def _try_generation(spec: JobSpec, num_tasks: int) -> int:
     if problem := next(filter(None, problems), ""):
         raise InvalidError(problem)
     return drawn.position
+
+
+def _check_fills_a_batch(spec: JobSpec, num_tasks: int) -> None:
+    """Raise `InvalidError` if all epochs together have fewer groups than one step trains on."""
+    wanted, epochs = spec.experience.batch_groups, spec.tasks.epochs
+    if epochs is None:
+        return
+    cursor = TaskCursor(make_sampler(spec, num_tasks), kind=spec.experience.sampler.kind)
+    drawn = sum(1 for _ in takewhile(lambda _: cursor.draw() is not None, range(wanted)))
+    if drawn < wanted and not cursor.problem:
+        raise InvalidError(
+            f"experience.batch_groups: {wanted}, but tasks.epochs {epochs} of {num_tasks} tasks "
+            f"has only {drawn} groups, so that no step could be trained; allowed: at most {drawn}, "
+            "or more epochs or tasks"
+        )
 
 
 def _build(

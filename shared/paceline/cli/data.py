@@ -6,7 +6,7 @@ import asyncio
 import json
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,12 @@ from paceline.environments.dataset.world import observation_of
 from paceline.errors import InvalidError
 from paceline.plugins import Observation, TaskSource, registry
 from paceline.tokens.chat import Tokenizer
+from paceline.tokens.dialogue import Dialogue
+from paceline.tokens.turn_end import turn_end_warning
 from paceline.types import Task
 
 _MOST_CHARS = 4000  # of a prompt that is shown
+_COMPARE_TEXT = ("exact", "environment")
 _PERCENTILES = (0, 50, 90, 99, 100)
 
 
@@ -62,6 +65,9 @@ def inspect(arguments: Namespace) -> int:
         most = spec.sampling.max_context - spec.sampling.max_tokens
         rows = [(e.label, lengths(spec, e, tokenizer, arguments.sample)) for e in found]
         console.print(length_table(rows, max_context=spec.sampling.max_context, most=most))
+        warnings = [w for each in found for w in answer_warnings(spec, each, arguments.sample)]
+        for warning in filter(None, (turn_end_warning(tokenizer), *warnings)):
+            console.print(Text(warning, "red"), soft_wrap=True)
     return Exit.OK
 
 
@@ -117,7 +123,13 @@ async def _reset(world: Any, task: Task) -> Observation:
 
 
 def rendered(seen: Observation, tokenizer: Tokenizer) -> str:
-    """The text whose tokens the policy is shown."""
+    """The text whose tokens the policy is shown.
+
+    Raises:
+        InvalidError: the model's template leaves out tools, or calls of some.
+    """
+    if seen.tools or any(message.tool_calls for message in seen.messages):
+        Dialogue(tokenizer).show(seen)
     if tokenizer.chat and seen.messages:
         return tokenizer.render(seen.messages, tools=seen.tools)
     return seen.text
@@ -125,11 +137,46 @@ def rendered(seen: Observation, tokenizer: Tokenizer) -> str:
 
 def lengths(spec: JobSpec, each: Prompts, tokenizer: Tokenizer, sample: int) -> list[int]:
     """Tokens of the prompts of up to `sample` tasks, spread over all of them."""
-    size = len(each.source)
-    places = Permutation(size, "lengths")
-    positions = (places(at) for at in range(min(sample, size)))
+    positions = sampled(each, sample)
     texts = (rendered(observed(spec, each.source[at], each.options), tokenizer) for at in positions)
     return sorted(len(tokenizer.encode(text)) for text in texts)
+
+
+def sampled(each: Prompts, sample: int) -> list[int]:
+    """Positions of up to `sample` tasks, spread over all of them."""
+    size = len(each.source)
+    places = Permutation(size, "lengths")
+    return [places(at) for at in range(min(sample, size))]
+
+
+def answer_warnings(spec: JobSpec, each: Prompts, sample: int) -> list[str]:
+    """What is wrong with the answers that rewards compare text with, of up to `sample` tasks."""
+    if not isinstance(each.source, DatasetTasks):
+        return []
+    payloads = [json.loads(each.source[at].payload) for at in sampled(each, sample)]
+    warnings = list[str]()
+    for part in spec.reward:
+        if part.kind in _COMPARE_TEXT and not part.options.get("numeric"):
+            field = str(part.options.get("answer_field", "answer"))
+            answers = [payload.get(field) for payload in payloads]
+            warnings += [
+                f"{each.label}: {field!r} of {told}" for told in _doubts(answers, part.kind)
+            ]
+    return warnings
+
+
+def _doubts(answers: Sequence[Any], kind: str) -> Iterator[str]:
+    of_all = f"of {len(answers)} tasks is"
+    if missing := sum(answer is None for answer in answers):
+        yield f"{missing} {of_all} missing, so that the reward {kind!r} cannot judge their replies"
+    whole = [each for each in answers if isinstance(each, float) and each.is_integer()]
+    if whole:
+        yield (
+            f"{len(whole)} {of_all} a decimal such as {whole[0]}, but the reward {kind!r} compares "
+            f"text, to which {whole[0]:.0f} is another. A column of integers with missing values "
+            "is saved so; store integers, or compare numbers (`exact` with numeric: true, or "
+            "`numeric`)"
+        )
 
 
 def sizes(found: Sequence[Prompts]) -> Table:

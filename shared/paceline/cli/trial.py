@@ -28,10 +28,14 @@ from paceline.errors import StateError
 from paceline.models.resolve import ModelResolver
 from paceline.text import visible
 from paceline.tokens.chat import Tokenizer
+from paceline.tokens.turn_end import turn_end_warning
 from paceline.types import Trajectory
 
 _POLL_S = 0.5
-_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_FILES = (
+    *("config.json", "generation_config.json", "chat_template.jinja"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+)
 _MAX_BYTES = 256 << 20
 _STYLES = {TokenSource.POLICY: "bold green", TokenSource.EXPERT: "bold cyan"}
 
@@ -62,7 +66,7 @@ def try_job(arguments: Namespace) -> int:
         tokenizer = tokenizer_for(model, models_of(arguments), run_dir)
         for number, each in enumerate(found, 1):
             console.print(shown(each, tokenizer, number), soft_wrap=True)
-        for line in why:
+        for line in filter(None, (*why, turn_end_warning(tokenizer))):
             console.print(Text(visible(line), "red"), soft_wrap=True)
     good = [each for each in found if each.score.status is ScoreStatus.OK]
     mean = sum(each.score.reward for each in good) / len(good) if good else 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -19,6 +18,7 @@ from paceline.client import calls
 from paceline.client.calls import Archive, RestCall, Spec, View
 from paceline.client.operations import AsyncOperations, Operations
 from paceline.errors import DeadlineError, PacelineError, PendingError, UnavailableError
+from paceline.proxies import httpx_options, proxy_note
 
 POLL_S = 0.5
 ROWS = 5000  # of a page of metrics, at most
@@ -55,7 +55,8 @@ def unreachable(error: httpx.TransportError, url: str) -> PacelineError:
     if isinstance(error, httpx.ReadTimeout):
         return DeadlineError(f"{url} did not answer in time")
     text = str(error) or type(error).__name__
-    return UnavailableError(f"cannot reach {url} ({text}); is the gateway running?")
+    via = proxy_note(url)
+    return UnavailableError(f"cannot reach {url}{via} ({text}); is the gateway running?")
 
 
 class EventReader:
@@ -131,10 +132,6 @@ class _PendingOutage(_Outage):
             raise error
 
 
-def _verification(ca: Path | None) -> ssl.SSLContext | bool:
-    return ssl.create_default_context(cafile=str(ca)) if ca else True
-
-
 def _headers(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"} if token else {}
 
@@ -166,7 +163,10 @@ class Client(Operations, AbstractContextManager["Client"]):
         self.url = url
         self._outage_s = outage_s
         self._http = httpx.Client(
-            base_url=url, headers=_headers(token), timeout=timeout_s, verify=_verification(ca)
+            base_url=url,
+            headers=_headers(token),
+            timeout=timeout_s,
+            **httpx_options(url, authorities=ca),
         )
 
     def submit(self, spec: Spec, *, request_id: str = "", data: Path | None = None) -> JobView:
@@ -277,7 +277,10 @@ class AsyncClient(AsyncOperations, AbstractAsyncContextManager["AsyncClient"]):
         self.url = url
         self._outage_s = outage_s
         self._http = httpx.AsyncClient(
-            base_url=url, headers=_headers(token), timeout=timeout_s, verify=_verification(ca)
+            base_url=url,
+            headers=_headers(token),
+            timeout=timeout_s,
+            **httpx_options(url, authorities=ca),
         )
 
     async def submit(

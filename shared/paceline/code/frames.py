@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, cast
 from pydantic_core import from_json
 
 from paceline.errors import PacelineError
+from paceline.plugins import Message
 
 HEAD = struct.Struct(">I")  # bytes that follow
 MAX_FRAME_BYTES = 1 << 20  # parsing more would hold up a service's loop
@@ -35,6 +36,12 @@ def frame(message: object) -> bytes:
     # Half a surrogate pair, of a file's name for example, becomes `?`: UTF-8 has none.
     body = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
     return HEAD.pack(len(body)) + body
+
+
+def message_fields(message: Message) -> list[Any]:
+    """A message of a dialogue as JSON: its texts in their order, and its calls of tools."""
+    calls = [dict(call) for call in message.tool_calls]
+    return [message.role, message.content, message.name, message.tool_call_id, calls]
 
 
 def requests(source: BinaryIO) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
 from paceline.code.errors import told
-from paceline.code.frames import MAX_FRAME_BYTES, frame, requests, take_pipes
+from paceline.code.frames import MAX_FRAME_BYTES, frame, message_fields, requests, take_pipes
 from paceline.digest import task_id
 from paceline.errors import InvalidError
 from paceline.plugins import EnvironmentPlugin, Observation, StepResult
@@ -162,7 +162,7 @@ def _observation(value: Any) -> dict[str, Any]:
     if not isinstance(value, Observation):
         raise TypeError(f"an observation is due, or a string; got {type(value).__name__}")
     return {
-        "messages": [[m.role, m.content, m.name, m.tool_call_id] for m in value.messages],
+        "messages": [message_fields(message) for message in value.messages],
         "text": value.text,
         "tools": [dict(tool) for tool in value.tools],
     }

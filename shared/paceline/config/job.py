@@ -20,7 +20,7 @@ from paceline.config.sections.rollout import RolloutSpec, Threads
 from paceline.config.sections.samples import KeptSamplesSpec
 from paceline.config.tracking import TrackingSpec
 from paceline.config.uploads import CodeSpec, DataSpec
-from paceline.plugins import StrictModel
+from paceline.plugins import MAX_STOP_CHARS, MAX_STOP_STRINGS, StrictModel
 
 MAX_BATCH_EPISODES = 1 << 18
 MAX_EVAL_EPISODES = 1 << 20
@@ -68,7 +68,9 @@ class SamplingSpec(StrictModel):
     """Sampled tokens per turn."""
     max_context: int = Field(default=2048, gt=0, le=1 << 22)
     """Tokens of prompt and response together, over all turns."""
-    stop: tuple[Annotated[str, Field(max_length=256)], ...] = Field(default=(), max_length=64)
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...] = Field(
+        default=(), max_length=MAX_STOP_STRINGS
+    )
     """Strings that end a turn."""
     on_truncation: Literal["score", "mask", "zero"] = "mask"
     """For an episode that ran out of tokens: score it as is, mask all its tokens, or reward 0."""

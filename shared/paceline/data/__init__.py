@@ -5,8 +5,8 @@ a row becomes the payload of a task. A factory of tasks with a parameter of type
 that of its job, and asks it for rows.
 """
 
-from paceline.data.errors import MissingDataError, UnreadError
+from paceline.data.errors import MissingDataError, RowError, UnreadError
 from paceline.data.job_data import JobData, takes_data
-from paceline.data.shape import RowError, RowShape
+from paceline.data.shape import RowShape
 
 __all__ = ["JobData", "MissingDataError", "RowError", "RowShape", "UnreadError", "takes_data"]

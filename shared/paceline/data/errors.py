@@ -5,6 +5,10 @@ from __future__ import annotations
 from paceline.errors import InvalidError, PacelineError, UnavailableError
 
 
+class RowError(InvalidError):
+    """A row cannot be a task; whoever reads it adds file and line."""
+
+
 class MissingDataError(InvalidError):
     """There is no such file or folder, or it may not be read; a volume may bring it back."""
 

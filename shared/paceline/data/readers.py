@@ -7,9 +7,10 @@ import codecs
 import gzip
 import io
 import json
+import math
 import re
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -17,9 +18,9 @@ from typing import Any, BinaryIO, cast
 
 from pydantic_core import from_json
 
+from paceline.data.errors import RowError
 from paceline.data.files import PARQUET, DataFile
 from paceline.data.frames import is_whole
-from paceline.data.shape import RowError
 from paceline.errors import InvalidError
 
 MAX_ROW_BYTES = 1 << 20
@@ -171,17 +172,44 @@ def _batches(file: DataFile, columns: list[str] | None) -> Iterator[Any]:
 
 
 def _dumped(row: dict[str, Any], name: str, number: int) -> bytes:
-    """A row as JSON; times as ISO 8601, binary as base64."""
+    """A row as JSON; times as ISO 8601, binary as base64, NaN as null: pandas' missing value."""
     try:
-        text = json.dumps(row, default=_plain, ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidError(f"{name}: row {number}: has a value that JSON lacks: {error}") from None
+        text = _json(row)
+    except (TypeError, ValueError, RecursionError):
+        plain = {each: _representable(row[each], each, name, number) for each in row}
+        text = _json(plain)
     if len(text) > MAX_ROW_BYTES:
         raise InvalidError(
             f"{name}: row {number}: has {len(text)} bytes as JSON; at most {MAX_ROW_BYTES} are "
             "allowed; name the columns that are needed in `columns`"
         )
     return text
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _representable(value: Any, column: str, name: str, number: int) -> Any:
+    """The value of a column with null for NaN, if JSON has all else of it."""
+    try:
+        plain = _without_nan(value)
+        _json(plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidError(
+            f"{name}: row {number}: column {column!r} has a value that JSON lacks: {error}; "
+            "name the columns that are needed in `columns` to leave it out"
+        ) from None
+    return plain
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return {key: _without_nan(each) for key, each in items}
+    if isinstance(value, list):
+        return [_without_nan(each) for each in cast("list[Any]", value)]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _plain(value: Any) -> Any:

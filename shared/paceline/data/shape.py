@@ -10,14 +10,14 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field
 
+from paceline.data.errors import RowError
+from paceline.data.messages import message_of, quoted, tools_of
 from paceline.digest import number
-from paceline.errors import InvalidError
 from paceline.plugins import StrictModel
 
 MAX_PROMPT_CHARS = 1 << 22  # of a filled template
 PROMPTS = ("question", "prompt", "messages")
 """Columns that may hold what the policy is asked, in this order."""
-ROLES = ("system", "user", "assistant", "tool")
 _FIELD = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_][\w.]*)\}")
 _LISTED = 20  # columns in a message
 _QUOTED = 60  # characters of a value in a message
@@ -25,10 +25,6 @@ Template = Annotated[str, Field(max_length=32_768)]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_]\w*$")]
 
 Columns = Annotated[dict[Name, Annotated[str, Field(max_length=1024)]], Field(max_length=256)]
-
-
-class RowError(InvalidError):
-    """A row cannot be a task; whoever reads it adds file and line."""
 
 
 class RowShape(StrictModel):
@@ -84,7 +80,7 @@ class RowShape(StrictModel):
         if isinstance(row, list):
             raise RowError("is a list; one object a line is needed (jq -c '.[]')")
         if not isinstance(row, Mapping):
-            raise RowError(f"is not an object of columns but {_quoted(row)}")
+            raise RowError(f"is not an object of columns but {quoted(row)}")
         found = cast("Mapping[str, Any]", row)
         if not self.columns:
             return dict(found)
@@ -109,7 +105,7 @@ def _at(row: Mapping[str, Any], column: str) -> Any:
 
 def _no_prompt(named: Mapping[str, Any], name: str) -> RowError:
     if name:
-        text = f"{name!r} is {_quoted(named[name])}; a text or a list of messages is needed"
+        text = f"{name!r} is {quoted(named[name])}; a text or a list of messages is needed"
         return RowError(text)
     listed = ", ".join(repr(name[:_QUOTED]) for name in [*named][:_LISTED]) or "none"
     return RowError(
@@ -125,40 +121,37 @@ def _take_question(named: dict[str, Any], text: str) -> None:
 
 
 def _take_messages(named: dict[str, Any], name: str, prompt: list[Any]) -> None:
-    """Set `messages`; what an assistant says last is no prompt, but may be the answer."""
-    messages = [_message(name, at, each) for at, each in enumerate(prompt)]
-    last = ""
+    """Set `messages` and `tools`; what an assistant says last is no prompt, but may be the answer.
+
+    A dialogue that ends with several messages of an assistant has the last one for an answer.
+    """
+    messages = [message_of(f"{name}.{at}", each) for at, each in enumerate(prompt)]
+    last: dict[str, Any] | None = None
     while messages and messages[-1]["role"] == "assistant":
-        last = messages.pop()["content"]
+        last = last or messages[-1]
+        messages.pop()
     if not messages:
         raise RowError(f"{name!r} has only messages of an assistant; one of a user is needed")
+    tools = tools_of(named.pop("tools", None))
     named.pop(name)
     named.pop("question", None)  # null
     named["messages"] = messages
-    if last and "answer" not in named:
-        named["answer"] = last
+    if tools:
+        named["tools"] = tools
+    if last is not None and "answer" not in named:
+        named.update(_answer(f"{name}.{len(prompt) - 1}", last))
 
 
-def _message(name: str, at: int, raw: Any) -> dict[str, str]:
-    if not isinstance(raw, Mapping):
-        raise RowError(f"{name}.{at} is {_quoted(raw)}; role and content are needed")
-    message = cast("Mapping[str, Any]", raw)
-    role, content = message.get("role"), message.get("content")
-    if role not in ROLES:
-        raise RowError(f"{name}.{at}.role is {_quoted(role)}; allowed: {', '.join(ROLES)}")
-    if isinstance(content, list):
-        content = "".join(_part(name, at, each) for each in cast("list[Any]", content))
-    if not isinstance(content, str):
-        raise RowError(f"{name}.{at}.content is {_quoted(content)}; a text is needed")
-    return {"role": str(role), "content": content}
-
-
-def _part(name: str, at: int, raw: Any) -> str:
-    """The text of a part of a message, in the form of OpenAI's API."""
-    text = cast("Mapping[str, Any]", raw).get("text") if isinstance(raw, Mapping) else None
-    if not isinstance(text, str):
-        raise RowError(f"{name}.{at}.content has {_quoted(raw)}; only parts of text are allowed")
-    return text
+def _answer(where: str, message: Mapping[str, Any]) -> dict[str, str]:
+    """The answer that an assistant's last message is."""
+    if message["content"]:
+        return {"answer": message["content"]}
+    if "tool_calls" in message:
+        raise RowError(
+            f"{where} ends the dialogue with calls of tools, which are no text to compare with; "
+            "add a column `answer`, or leave that message out"
+        )
+    return {}
 
 
 @cache
@@ -200,8 +193,3 @@ def _text(field: str, value: Any) -> str:
     if value is None:
         raise RowError(f"{field!r} is null; the template needs it")
     return json.dumps(value, ensure_ascii=False)
-
-
-def _quoted(value: Any) -> str:
-    text = repr(value) if not isinstance(value, (dict, list)) else type(cast("Any", value)).__name__
-    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}..."

@@ -23,6 +23,7 @@ from paceline.errors import UnavailableError
 from paceline.files import read_json, tail, write_json
 from paceline.local import fork_server
 from paceline.local.fork_server import ForkedProcess, ForkServer
+from paceline.proxies import without_loopback
 from paceline.server.failures import KILLED, OOM, marked, num_oom_kills
 from paceline.telemetry.logs import Log
 from paceline.telemetry.monitoring import Targets
@@ -91,7 +92,7 @@ class Processes:
         """Start the fork server, if it has something to import and can be of use here."""
         if self._preloaded and fork_server.is_useful():
             output = self._logs / "fork-server.out"
-            self._fork_server = ForkServer(self._preloaded, output=output, environment=ENVIRONMENT)
+            self._fork_server = ForkServer(self._preloaded, output=output, environment=_environment({}))
 
     def close(self) -> None:
         """End the fork server; the processes go on."""
@@ -134,7 +135,7 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 umask=0o077,
-                env={**os.environ, **ENVIRONMENT, **(environment or {})},
+                env=_environment(environment or {}),
             )
         record = Record(name, child.pid, _created(child.pid), mark, self._owner, dict(labels or {}))
         self._children[name] = child
@@ -309,6 +310,11 @@ def _is_running(record: Record) -> bool:
         return same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    variables = {**os.environ, **ENVIRONMENT, **added}
+    return {**variables, **without_loopback(variables)}
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

@@ -34,6 +34,7 @@ from paceline.files import lock_for_life, token_of
 from paceline.local.ports import USUAL_PORT, PortSlots, is_free
 from paceline.local.processes import Processes
 from paceline.local.store import EmbeddedStore, check_url
+from paceline.proxies import DIRECT
 from paceline.server.restarts import RestartBackoff
 from paceline.telemetry.logs import Log
 from paceline.telemetry.monitoring import lay_out, targets_of
@@ -314,7 +315,7 @@ class Local:
 
 def _serving(settings: ServiceSettings) -> bool:
     metadata = presented_to(settings, settings.kind)
-    with grpc.insecure_channel(f"{settings.host}:{settings.port}") as channel:
+    with grpc.insecure_channel(f"{settings.host}:{settings.port}", options=[DIRECT]) as channel:
         check: Any = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
         try:
             reply = check(health_pb2.HealthCheckRequest(), timeout=1.0, metadata=metadata)

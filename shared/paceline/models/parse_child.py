@@ -15,6 +15,8 @@ from typing import Any, cast
 
 _MEMORY_BYTES = 1 << 30
 _CPU_S = 20
+_DECLARED = ("model_type", "vocab_size", "max_position_embeddings", "layer_types", "eos_token_id")
+_MOST_CHARS = 16_384
 
 
 def main() -> None:
@@ -90,11 +92,41 @@ def _integer(value: object) -> int:
     return value if isinstance(value, int) else -1
 
 
+def _declared(pieces: Iterable[bytes]) -> dict[str, Any]:
+    """What `config.json` and `generation_config.json` say of a model's limits, by key.
+
+    Of `config.json` those of its text part, if it has one; a key that it lacks is not there.
+    """
+    found = list[dict[str, Any]]()
+    for at, text in enumerate(pieces):
+        try:
+            parsed = json.loads(text)
+        except RecursionError:
+            return {"wrong": "is nested too deeply", "at": at}
+        except ValueError as error:
+            return {"wrong": f"is not JSON: {error}", "at": at}
+        if not isinstance(parsed, dict):
+            return {"wrong": "is no object", "at": at}
+        found.append(cast("dict[str, Any]", parsed))
+    config, generation = found
+    nested = config.get("text_config")
+    text = {**config, **cast("dict[str, Any]", nested if isinstance(nested, dict) else {})}
+    declared = {key: text[key] for key in _DECLARED if key in text}
+    if generation.get("eos_token_id") is not None:
+        declared["generation_eos_token_id"] = generation["eos_token_id"]
+    return {"value": {key: _short(value) for key, value in declared.items()}}
+
+
+def _short(value: Any) -> Any:
+    """A value, or how a message would quote it if it is long."""
+    return value if len(json.dumps(value)) <= _MOST_CHARS else f"{str(value)[:100]}..."
+
+
 def _wrong(at: int, error: Exception) -> dict[str, Any]:
     return {"wrong": f"{type(error).__name__}: {error}"[:500], "at": at}
 
 
-_READERS = {"names": _names, "ends": _ends, "vocabulary": _vocabulary}
+_READERS = {"names": _names, "ends": _ends, "vocabulary": _vocabulary, "declared": _declared}
 
 if __name__ == "__main__":
     main()

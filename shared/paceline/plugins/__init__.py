@@ -68,7 +68,14 @@ from paceline.plugins.programs import (
     Programs,
 )
 from paceline.plugins.replay import MAX_GUESTS, Guest, Replay, Stored
-from paceline.plugins.requests import MAX_STOP_TOKENS, EngineLimits, error_output, request_problem
+from paceline.plugins.requests import (
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    EngineLimits,
+    error_output,
+    request_problem,
+)
 from paceline.plugins.rewards import Reward, RewardInput, RewardTurn
 from paceline.plugins.topologies import Session, Topology
 from paceline.plugins.trackers import TrackedPoint, TrackedRun, TrackedSample, Tracker
@@ -80,6 +87,8 @@ __all__ = [
     "MAX_NAMED_TASKS",
     "MAX_PICK_BYTES",
     "MAX_STARTS_BYTES",
+    "MAX_STOP_CHARS",
+    "MAX_STOP_STRINGS",
     "MAX_STOP_TOKENS",
     "MAX_WAVE",
     "MAX_WAVES",

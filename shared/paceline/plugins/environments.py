@@ -18,6 +18,9 @@ class Message:
     content: str
     name: str = ""  # of the tool that answers, for templates that show it
     tool_call_id: str = ""  # for templates that require one
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """Calls of an assistant: `{type: function, function: {name, arguments}}`, with the arguments as
+    an object, as templates want them, and perhaps an `id`."""
 
 
 @dataclass(frozen=True, slots=True)

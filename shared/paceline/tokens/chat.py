@@ -177,10 +177,14 @@ class Rendered:
         self.spans = spans
 
 
-def _for_template(message: Message) -> dict[str, str]:
+def _for_template(message: Message) -> dict[str, Any]:
     """A message as templates see it; some ask whether a field is defined."""
-    plain = {"role": message.role, "content": message.content}
-    more = {"name": message.name, "tool_call_id": message.tool_call_id}
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    more: dict[str, Any] = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": [dict(call) for call in message.tool_calls],
+    }
     return plain | {key: value for key, value in more.items() if value}
 
 
@@ -288,12 +292,16 @@ def _eos(
     files: Mapping[str, bytes], fast: FastTokenizer, special: dict[str, str]
 ) -> tuple[int, ...]:
     """Tokens that end a turn: the model's own list and the tokenizer's end token."""
-    listed = _json(files, "generation_config.json").get("eos_token_id")
+    name = "generation_config.json"
+    listed = _json(files, name).get("eos_token_id")
     if listed is None:
-        listed = _json(files, "config.json").get("eos_token_id")
-    found: list[int] = (
-        [] if listed is None else [listed] if isinstance(listed, int) else list(listed)
-    )
+        name = "config.json"
+        listed = _json(files, name).get("eos_token_id")
+    found: list[int] = [*listed] if isinstance(listed, list) else [] if listed is None else [listed]
+    if not all(type(each) is int and each >= 0 for each in found):
+        raise InvalidError(
+            f"model.path: {name}: eos_token_id is {listed!r}; an id or a list of ids is needed"
+        )
     own = fast.token_to_id(special["eos_token"]) if "eos_token" in special else None
     if own is not None and own not in found:
         found.append(own)

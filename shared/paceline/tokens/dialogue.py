@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from paceline.enums import TokenSource
 from paceline.errors import InvalidError, LimitError
 from paceline.plugins import Message, Observation
-from paceline.tokens.chat import TEMPLATE, TOKENIZER, At, Rendered, Tokenizer, nowhere
+from paceline.tokens.chat import (
+    TEMPLATE,
+    TOKENIZER,
+    At,
+    RejectedMessagesError,
+    Rendered,
+    Tokenizer,
+    nowhere,
+)
 from paceline.types import TokenSpan
 
 # Placeholder for a sampled turn in a rendered dialogue, so that no template sees, edits or drops
@@ -157,25 +166,41 @@ def render_step(
         InvalidError: the template cannot be rendered incrementally, or not with these tools.
         LimitError: the observation is too long.
     """
-    if step.offers_tools and not tokenizer.chat:
-        raise InvalidError(
-            "model.path: the model has no chat template, but this environment offers tools"
-        )
     new = step.messages[len(step.messages) - step.num_new :]
+    if not tokenizer.chat and (step.offers_tools or any(each.tool_calls for each in new)):
+        raise InvalidError(
+            "model.path: the model has no chat template, but this environment offers tools or "
+            "shows calls of some"
+        )
     if not tokenizer.chat or not new:
         at(TOKENIZER)
         return _plain(tokenizer, step, new), step.prefix
     at(TEMPLATE)
     text = tokenizer.render(step.messages, tools=step.tools, now=step.now)
+    _check_tools_are_shown(tokenizer, step, new, text)
+    delta = _delta(tokenizer, step, text) if step.num_turns else text
+    step.check_size(delta)
+    at(TOKENIZER)
+    return tokenizer.rendered(delta, new), RenderedPrefix.of(text)
+
+
+def _check_tools_are_shown(
+    tokenizer: Tokenizer, step: DialogueStep, new: Sequence[Message], text: str
+) -> None:
+    """Raise `InvalidError` if the text is the same without tools, or without the calls in `new`."""
     if step.offers_tools and text == tokenizer.render(step.messages, now=step.now):
         raise InvalidError(
             "model.path: the chat template ignores `tools`, which this environment offers; "
             "use a model whose template renders them"
         )
-    delta = _delta(tokenizer, step, text) if step.num_turns else text
-    step.check_size(delta)
-    at(TOKENIZER)
-    return tokenizer.rendered(delta, new), RenderedPrefix.of(text)
+    if any(message.tool_calls for message in new):
+        silent = [replace(message, tool_calls=()) for message in step.messages]
+        with suppress(RejectedMessagesError):  # one that wants a call before an answer
+            if text == tokenizer.render(silent, tools=step.tools, now=step.now):
+                raise InvalidError(
+                    "model.path: the chat template ignores `tool_calls`, which messages of the "
+                    "task have; use a model whose template renders them"
+                )
 
 
 def _delta(tokenizer: Tokenizer, step: DialogueStep, text: str) -> str:

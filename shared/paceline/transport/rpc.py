@@ -19,6 +19,7 @@ from paceline import errors
 from paceline.config.service import ServiceSettings, TlsSettings
 from paceline.enums import WorkerKind
 from paceline.errors import AuthenticationError, DeadlineError, PacelineError, UnavailableError
+from paceline.proxies import DIRECT
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.usage import Usage
@@ -43,6 +44,7 @@ MAX_MESSAGE_BYTES = 48 << 20
 ERROR_KEY = "paceline-error"
 
 OPTIONS: list[tuple[str, Any]] = [
+    DIRECT,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),

@@ -82,8 +82,10 @@ class Echo:
                 except OSError:
                     pass
         elif deed == "tool":
+            call = {"type": "function", "function": {"name": "f", "arguments": {"x": [1]}}}
+            asked = Message("assistant", "", tool_calls=(call,))
             answer = Message("tool", "3", name="f", tool_call_id="id7")
-            return Observation(messages=(answer,)), 0.0, False
+            return Observation(messages=(asked, answer)), 0.0, False
         elif deed == "print":
             print("x" * (1 << 21))
         elif deed.startswith("sleep"):
@@ -151,9 +153,11 @@ async def test_a_world_of_the_job_is_an_environment(make: Make) -> None:
     await world.close()
 
 
-async def test_what_a_tool_answers_keeps_its_name_and_id(make: Make) -> None:
+async def test_calls_of_tools_and_answers_keep_all_that_they_have(make: Make) -> None:
     world = await make()
-    (message,) = (await world.step("tool")).observation.messages
+    asked, message = (await world.step("tool")).observation.messages
+    function = {"name": "f", "arguments": {"x": [1]}}
+    assert asked.tool_calls == ({"type": "function", "function": function},)
     assert message == Message("tool", "3", name="f", tool_call_id="id7")
     await world.close()
 

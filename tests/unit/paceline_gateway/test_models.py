@@ -74,3 +74,73 @@ async def test_the_tokenizer_of_another_model_is_refused(
     assert "has ids up to 7" in await refusal(gateway, job, str(model))
     (model / "config.json").write_text('{"text_config": {"vocab_size": 8}}')
     await gateway.submitted(job)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "told"),
+    [
+        ({}, {"eos_token_id": "2"}, "generation_config.json: eos_token_id is '2' (str); an id or"),
+        ({}, {"eos_token_id": 2.0}, "eos_token_id is '2.0' (float); an id or a list of ids"),
+        ({}, {"eos_token_id": [None, 2]}, "eos_token_id is '[None, 2]' (list); an id or a list"),
+        ({}, {"eos_token_id": True}, "eos_token_id is 'True' (bool); an id or a list of ids"),
+        ({}, {"eos_token_id": [2, 8]}, "8 is not in the vocabulary; allowed: 0 to 7"),
+        ({}, {"eos_token_id": -1}, "-1 is not in the vocabulary; allowed: 0 to 7"),
+        ({"eos_token_id": "2"}, {}, " config.json: eos_token_id is '2' (str)"),
+        ({"eos_token_id": [*range(8)] * 9}, {}, "at most 64 ids are allowed"),
+        (
+            {"max_position_embeddings": 16},
+            {},
+            "sampling.max_context: 2048; the model has 16 positions",
+        ),
+        (
+            {"text_config": {"max_position_embeddings": 16}},
+            {},
+            "sampling.max_context: 2048; the model has 16 positions",
+        ),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            {},
+            "config.json: layer_types has 'linear_attention', which the engine 'torch' lacks",
+        ),
+        ({"model_type": "mamba"}, {}, "model_type 'mamba' has layers without attention"),
+        ([], {}, "config.json is no object"),
+        ({}, [], "generation_config.json is no object"),
+    ],
+)
+async def test_what_a_model_says_of_itself_is_compared_with_the_job(
+    gateway: Gateway, job: Doc, model: Path, config: Any, generation: Any, told: str
+) -> None:
+    base = {"vocab_size": 8} if isinstance(config, dict) else None
+    (model / "config.json").write_text(json.dumps(base | config if base else config))
+    (model / "generation_config.json").write_text(json.dumps(generation))
+    assert told in await refusal(gateway, job, str(model))
+
+
+async def test_what_fits_the_job_is_accepted(gateway: Gateway, job: Doc, model: Path) -> None:
+    config = {
+        "vocab_size": 8,
+        "eos_token_id": "of no use where there is a generation_config.json",
+        "max_position_embeddings": 2048,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "model_type": "llama",
+    }
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    await gateway.submitted(job)
+
+
+async def test_the_torch_engine_only_is_limited_by_positions_and_layers(
+    gateway: Gateway, job: Doc, model: Path
+) -> None:
+    (model / "config.json").write_text('{"max_position_embeddings": 16, "model_type": "mamba"}')
+    await gateway.submitted({**job, "rollout": {"engine": "simulated"}})
+
+
+async def test_more_stop_strings_than_engines_take_are_refused(
+    gateway: Gateway, job: Doc, model: Path
+) -> None:
+    stops = [f"{n}." for n in range(17)]
+    for stop, told in ((stops, "sampling.stop"), ([""], "sampling.stop.0")):
+        wrong = {**job, "sampling": {"stop": stop}}
+        assert told in await refusal(gateway, wrong, str(model))
+    await gateway.submitted({**job, "sampling": {"stop": stops[:16]}})

@@ -47,6 +47,12 @@ def test_exact(
     assert score.raw_answer == response
 
 
+def test_a_row_without_an_answer_has_no_score(item: MakeItem) -> None:
+    """Whoever calls it makes an infrastructure error of that."""
+    with pytest.raises(InvalidError, match="'answer' is null; an answer is due"):
+        exact(item("null", answer=None))
+
+
 def test_exact_numeric_without_a_number_is_a_parse_error(item: MakeItem) -> None:
     score = exact(item("a lot"), numeric=True)
     assert (score.reward, score.status) == (0.0, ScoreStatus.PARSE_ERROR)

@@ -31,6 +31,7 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
+from paceline.proxies import environment_proxy
 from paceline.transport.rpc import backoff_s
 from paceline_controller.runtimes.kubernetes.names import MANAGER
 from paceline_controller.runtimes.kubernetes.resources import Kind, Object, kind_of, name_of
@@ -52,6 +53,9 @@ class HistoryGoneError(StateError):
 async def configuration(kubeconfig: Path | None = None) -> Configuration:
     """Client configuration from a kubeconfig file, or from the ServiceAccount of the pod.
 
+    A pod calls the API server of its cluster directly; elsewhere a proxy that the kubeconfig or
+    else the environment names is used, as kubectl does.
+
     Raises:
         ConfigError: the file, or the ServiceAccount, is missing or invalid.
     """
@@ -61,6 +65,7 @@ async def configuration(kubeconfig: Path | None = None) -> Configuration:
             await load_kube_config(
                 config_file=str(kubeconfig), client_configuration=found, persist_config=False
             )
+            found.proxy = found.proxy or environment_proxy(found.host)
         else:
             load_incluster_config(client_configuration=found)
     except ConfigException as error:

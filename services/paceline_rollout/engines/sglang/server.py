@@ -19,6 +19,7 @@ from typing import Protocol
 from paceline.errors import ConfigError, DeadlineError, UnavailableError
 from paceline.files import tail
 from paceline.local.ports import are_free, free_port
+from paceline.proxies import without_loopback
 from paceline.telemetry.logs import Log
 from paceline_rollout.engines.sglang.api import SglangClient
 from paceline_rollout.engines.sglang.capabilities import Capabilities, parse_version
@@ -128,7 +129,8 @@ class Launch:
     def variables(self) -> dict[str, str]:
         """The environment of the process."""
         threads = {"OMP_NUM_THREADS": str(self.threads)}
-        return {**os.environ, **_ENVIRONMENT, **threads, **self.environment}
+        all_of_them = {**os.environ, **_ENVIRONMENT, **threads, **self.environment}
+        return {**all_of_them, **without_loopback(all_of_them)}
 
 
 class LaunchedServer:

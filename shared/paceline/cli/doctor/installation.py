@@ -23,6 +23,7 @@ from paceline.errors import (
 )
 from paceline.files import read_json
 from paceline.local.ports import USUAL_PORT, is_free
+from paceline.proxies import httpx_options
 
 if TYPE_CHECKING:
     from redis import Redis, RedisCluster
@@ -140,9 +141,9 @@ def gateway(arguments: Namespace) -> Iterator[Finding]:
 
 def _same_version(url: str, arguments: Namespace) -> Iterator[Finding]:
     """Both sides of the API should be of one release."""
-    verify = str(arguments.ca) if arguments.ca else True
+    options = httpx_options(url, authorities=arguments.ca)
     try:
-        found = httpx.get(f"{url}/openapi.json", timeout=_HUB_S, verify=verify).json()
+        found = httpx.get(f"{url}/openapi.json", timeout=_HUB_S, **options).json()
         theirs = str(found["info"]["version"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         yield note("version", f"{url} does not say its version")

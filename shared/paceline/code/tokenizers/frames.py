@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
-from paceline.code.frames import HEAD, MAX_FRAME_BYTES, FrameError, parsed
+from paceline.code.frames import HEAD, MAX_FRAME_BYTES, FrameError, message_fields, parsed
 from paceline.enums import TokenSource
 from paceline.errors import InvalidError, LimitError
 from paceline.plugins import Message
@@ -61,7 +61,11 @@ class ShowCall:
     @property
     def size(self) -> int:
         """Roughly, in bytes."""
-        return len(self.step.text) + sum(len(each.content) for each in self.step.messages)
+        return len(self.step.text) + sum(map(_chars, self.step.messages))
+
+
+def _chars(message: Message) -> int:
+    return len(message.content) + sum(len(str(call)) for call in message.tool_calls)
 
 
 Call = TextCall | ShowCall
@@ -80,7 +84,7 @@ def to_json(call: Call) -> dict[str, Any]:
         return {"tokens": list(call.tokens), "special": call.keep_special}
     step = call.step
     return {
-        "messages": [[m.role, m.content, m.name, m.tool_call_id] for m in step.messages],
+        "messages": [message_fields(message) for message in step.messages],
         "num_new": step.num_new,
         "text": step.text,
         "tools": [dict(tool) for tool in step.tools],
@@ -100,8 +104,7 @@ def from_json(call: Mapping[str, Any]) -> Call:
     given: dict[str, Any] = {
         **call,
         "messages": tuple(
-            Message(role, content, name=name, tool_call_id=tool_call_id)
-            for role, content, name, tool_call_id in call["messages"]
+            Message(*texts, tool_calls=tuple(calls)) for *texts, calls in call["messages"]
         ),
         "tools": tuple(call["tools"]),
         "prefix": RenderedPrefix(*call["prefix"]),

@@ -69,11 +69,18 @@ def observation_of(payload: Mapping[str, Any], *, system_prompt: str = "") -> Ob
     """The prompt of a row: its messages, or its question as one of the user."""
     if "messages" not in payload:
         return said(str(payload["question"]), system_prompt=system_prompt)
-    messages = [Message(each["role"], each["content"]) for each in payload["messages"]]
+    messages = [_message(each) for each in payload["messages"]]
     if system_prompt and messages[0].role != "system":
         messages.insert(0, Message("system", system_prompt))
     text = "\n\n".join(each.content for each in messages)
-    return Observation(messages=tuple(messages), text=text)
+    tools = tuple(payload.get("tools", ()))
+    return Observation(messages=tuple(messages), text=text, tools=tools)
+
+
+def _message(fields: Mapping[str, Any]) -> Message:
+    calls = tuple(fields.get("tool_calls", ()))
+    texts = {key: value for key, value in fields.items() if key != "tool_calls"}
+    return Message(**texts, tool_calls=calls)
 
 
 def mixable(name: str) -> EnvironmentPlugin:

@@ -168,8 +168,20 @@ def _loaded() -> LoadedEnvironments:
 
 
 def _message(message: Any) -> Message:
-    call = getattr(message, "tool_call_id", None) or ""
-    return Message(str(message.role), _content(message), tool_call_id=call)
+    """A message as the policy's template shows it, with the calls of one that it did not write."""
+    calls = tuple(map(_call, getattr(message, "tool_calls", None) or ()))
+    call_id = getattr(message, "tool_call_id", None) or ""
+    return Message(str(message.role), _content(message), tool_call_id=call_id, tool_calls=calls)
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """A call in the form of chat templates, which want its arguments as an object."""
+    try:
+        arguments: Any = json.loads(call.arguments or "{}")
+    except ValueError:
+        arguments = call.arguments  # as an environment wrote it
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _tool(tool: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -18,6 +19,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from paceline import __version__
 from paceline.config.service import ServiceSettings, TracingSettings
 from paceline.errors import ConfigError
+from paceline.proxies import DIRECT, is_loopback
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing.encode import request_of, resource_of
@@ -113,6 +115,7 @@ class Pipeline:
 
 def _options(settings: TracingSettings) -> dict[str, Any]:
     secure = settings.endpoint.startswith("https://")
+    host = urlsplit(settings.endpoint).hostname or ""
     credentials: Any = None
     if secure:
         authority = None if settings.authority is None else _read(settings.authority, "authority")
@@ -124,6 +127,7 @@ def _options(settings: TracingSettings) -> dict[str, Any]:
         "headers": headers(settings.headers_file),
         "timeout": settings.timeout_s,
         "compression": grpc.Compression.Gzip,
+        "channel_options": (DIRECT,) if is_loopback(host) else None,
     }
 
 

@@ -40,18 +40,26 @@ CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}<ass
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 QWEN = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>"
-    "{% if m.role == 'tool' %}{{ m.content | tojson }}{% else %}{{ m.content }}{% endif %}</s>"
+    "{% if m.role == 'tool' %}{{ m.content | tojson }}{% else %}{{ m.content }}{% endif %}"
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}</s>"
     "{% endfor %}<assistant>"
 )
 MODELS = Path(__file__).parents[4] / "models"
 FUNCTION = {"name": "add", "description": "é", "parameters": {}}
 TOOL: dict[str, Any] = {"type": "function", "function": FUNCTION}
+CALL: dict[str, Any] = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 DIALOGUE = (
     Observation(
         messages=(Message("system", "Be brief."), Message("user", "12+34=? \u00e9\U0001f600"))
     ),
     Observation(messages=(Message("user", "why?"),)),
     Observation(messages=(Message("tool", '{"sum": 3}', name="add", tool_call_id="id7"),)),
+)
+CALLED = Observation(
+    messages=(
+        Message("assistant", "", tool_calls=(CALL,)),
+        Message("tool", "4", tool_call_id="id8"),
+    )
 )
 
 
@@ -102,7 +110,7 @@ async def stage() -> AsyncIterator[Stage]:
 async def say(tokenizer: JobTokenizer, *, tools: bool = False) -> list[Any]:
     """Everything that a dialogue of several turns gets from a tokenizer."""
     state, found = DialogueState(), list[Any]()
-    for number, each in enumerate(DIALOGUE):
+    for number, each in enumerate((*DIALOGUE, CALLED) if tools else DIALOGUE):
         offered = Observation(each.messages, tools=(TOOL,)) if tools and not number else each
         rendered, prefix = await tokenizer.show(state.observed(offered))
         state.shown(prefix)

@@ -14,6 +14,7 @@ from paceline.errors import InvalidError
 from paceline.plugins import Message, Observation
 from paceline.tokens.chat import Tokenizer
 from paceline.tokens.dialogue import Dialogue
+from paceline.tokens.turn_end import turn_end_warning
 
 CHATML = (
     "{% for message in messages %}\n"
@@ -299,3 +300,76 @@ def test_special_tokens_stay_in_a_turn_that_may_call_tools() -> None:
     tokens = [*tokenizer.encode("<|start|>a"), tokenizer.eos[0]]
     assert tokenizer.turn_text(tokens, keep_special=True) == "<|start|>a"
     assert tokenizer.turn_text(tokens, keep_special=False) == "a"
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+CALLED = Observation(
+    messages=(
+        Message("user", "1+1?"),
+        Message("assistant", "", tool_calls=(CALL,)),
+        Message("tool", "2", name="add"),
+    )
+)
+SHOWS_CALLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}"
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}<|im_end|>{% endfor %}"
+)
+WANTS_CALLS = SHOWS_CALLS.replace(
+    "{% for m in messages %}",
+    "{% for m in messages %}{% if m.role == 'assistant' and not m.tool_calls %}"
+    "{{ raise_exception('a call is due') }}{% endif %}",
+)
+
+
+@pytest.mark.parametrize("template", [SHOWS_CALLS, WANTS_CALLS])
+def test_calls_of_tools_are_rendered_as_by_transformers(template: str, tmp_path: Path) -> None:
+    files = build_files(template)
+    plain: list[dict[str, Any]] = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "2", "name": "add"},
+    ]
+    text = reference(files, tmp_path).apply_chat_template(
+        plain, add_generation_prompt=True, tokenize=False
+    )
+    assert '"add"' in text
+    tokenizer = Tokenizer.from_files(files)
+    assert tokenizer.render(CALLED.messages) == text
+    assert [*Dialogue(tokenizer).show(CALLED).tokens] == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [(CHATML, "the chat template ignores `tool_calls`"), ("", "the model has no chat template")],
+)
+def test_calls_of_tools_that_cannot_be_shown_are_refused(template: str, told: str) -> None:
+    dialogue = Dialogue(Tokenizer.from_files(build_files(template)))
+    with pytest.raises(InvalidError, match=told):
+        dialogue.show(CALLED)
+
+
+@pytest.mark.parametrize(
+    ("template", "eos", "warned"),
+    [
+        (CHATML, "<|im_end|>", False),
+        (CHATML, "<|eot|>", True),
+        ("", "<|eot|>", False),
+        ("{{ raise_exception('only one turn') }}", "<|eot|>", False),
+    ],
+)
+def test_a_template_that_ends_turns_otherwise_than_the_policy_is_told(
+    template: str, eos: str, warned: bool
+) -> None:
+    told = turn_end_warning(Tokenizer.from_files(build_files(template, eos)))
+    assert bool(told) is warned
+    if warned:
+        assert "ends a turn with '<|im_end|>', but the policy's turns end with '<|eot|>'" in told
+
+
+@pytest.mark.parametrize("wrong", ["2", 2.0, [None, 2], True, [-1], {"a": 1}])
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_ends_of_turns_that_are_no_ids_are_refused(name: str, wrong: Any) -> None:
+    files = build_files(CHATML)
+    files |= {"generation_config.json": b"{}", name: json.dumps({"eos_token_id": wrong}).encode()}
+    with pytest.raises(InvalidError, match=rf"{name}: eos_token_id is .* an id or a list of ids"):
+        Tokenizer.from_files(files)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from paceline.enums import GiveBackReason
+from paceline.errors import InvalidError
 from paceline_experience.ledger.ledger import EpisodeKey
+from paceline_experience.ledger.sources import try_plugins
 
 if TYPE_CHECKING:
     from conftest import World, Worlds
@@ -156,6 +160,49 @@ async def test_the_end_of_the_tasks_ends_a_job(store: Store, worlds: Worlds) -> 
     assert (await ledger.take(incarnation=1, step=1, rank=0, world=1)).stop == "finished"
     await ledger.sweep()
     assert world.hooks.ends == [("succeeded", "all epochs of the tasks are over")]
+
+
+async def test_a_job_that_ends_before_its_first_step_is_no_success(
+    store: Store, worlds: Worlds
+) -> None:
+    """One group of the two that a batch needs."""
+    world = worlds(store, num_tasks=1, tasks={"environment": "x", "epochs": 1}, stop={"steps": 50})
+    ledger = await world.started()
+    await world.filled(ledger)
+    await ledger.sweep()
+    assert (await ledger.take(incarnation=1, step=0, rank=0, world=1)).stop == "finished"
+    await ledger.sweep()
+    ((outcome, reason),) = world.hooks.ends
+    assert outcome == "failed"
+    assert reason.startswith("all epochs of the tasks are over, and nothing was trained")
+    assert "experience.batch_groups" in reason
+
+
+async def test_time_that_is_over_before_the_first_step_is_no_success(
+    store: Store, worlds: Worlds
+) -> None:
+    world = worlds(store, stop={"steps": 100, "wall_s": 60})
+    ledger = await world.started()
+    world.clock.advance(61)
+    await ledger.sweep()
+    assert (await ledger.take(incarnation=1, step=0, rank=0, world=1)).stop == "finished"
+    await ledger.sweep()
+    ((outcome, reason),) = world.hooks.ends
+    assert (outcome, reason[:16]) == ("failed", "the time is over")
+
+
+@pytest.mark.parametrize(
+    ("num_tasks", "epochs", "enough"), [(1, 1, False), (1, 2, True), (2, 1, True)]
+)
+async def test_a_batch_that_all_epochs_cannot_fill_is_refused(
+    store: Store, worlds: Worlds, num_tasks: int, epochs: int, enough: bool
+) -> None:
+    tasks = {"environment": "guess_number", "options": {"size": num_tasks}, "epochs": epochs}
+    spec = worlds(store, tasks=tasks).spec
+    assert spec.experience.batch_groups == 2
+    told = r"experience\.batch_groups: 2, but tasks\.epochs 1 of 1 tasks has only 1 groups"
+    with nullcontext() if enough else pytest.raises(InvalidError, match=told):
+        await asyncio.to_thread(try_plugins, spec)
 
 
 async def test_a_trainer_that_dies_at_the_end_trains_the_last_steps_again(

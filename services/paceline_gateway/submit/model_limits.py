@@ -1,0 +1,78 @@
+"""Refuses at submit what a model's own small files say that its job cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from paceline.config import JobSpec
+from paceline.config.load import shown
+from paceline.errors import ConfigError
+from paceline.models.parsing import ParseError, parse
+from paceline.plugins import MAX_STOP_TOKENS
+
+_FILES = ("config.json", "generation_config.json")
+# What the torch engine computes; layers of other kinds keep a state, not keys and values.
+_SERVED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+_WITHOUT_ATTENTION = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv"}
+_TORCH = "torch"
+
+
+def check_model_limits(spec: JobSpec, files: Mapping[str, bytes]) -> None:
+    """Compare a job with what `config.json` and `generation_config.json` say.
+
+    Raises:
+        ConfigError: ids of the end of a turn are none, or the model has fewer positions or other
+            layers than the job needs; names the field, its value and what is allowed.
+    """
+    try:
+        found = parse("declared", [files.get(name, b"{}") for name in _FILES])
+    except ParseError as error:
+        name = " and ".join(_FILES) if error.at is None else _FILES[error.at]
+        raise ConfigError(f"model.path: {name} {error.message}") from None
+    declared = cast("dict[str, Any]", found)
+    problems = [*_end_problems(declared)]
+    if spec.rollout.engine.kind == _TORCH:
+        problems += _engine_problems(declared, spec.sampling.max_context)
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def _end_problems(declared: Mapping[str, Any]) -> Iterator[str]:
+    """Ids that are none: engines compare them with those of sampled tokens."""
+    where, value = "generation_config.json", declared.get("generation_eos_token_id")
+    if value is None:
+        where, value = "config.json", declared.get("eos_token_id")
+    ids: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+    what = f"model.path: {where}: eos_token_id is {shown(str(value))}"
+    size = declared.get("vocab_size")
+    if value is None:
+        return
+    if not all(type(each) is int for each in ids):
+        yield f"{what} ({type(value).__name__}); an id or a list of ids is needed"
+    elif len(ids) > MAX_STOP_TOKENS:
+        yield f"{what}; at most {MAX_STOP_TOKENS} ids are allowed"
+    elif wrong := [each for each in ids if each < 0 or (isinstance(size, int) and each >= size)]:
+        most = f" to {size - 1}" if isinstance(size, int) else " and more"
+        yield f"{what}: {wrong[0]} is not in the vocabulary; allowed: 0{most}"
+
+
+def _engine_problems(declared: Mapping[str, Any], max_context: int) -> Iterator[str]:
+    positions = declared.get("max_position_embeddings")
+    if isinstance(positions, int) and positions < max_context:
+        yield (
+            f"sampling.max_context: {max_context}; the model has {positions} positions "
+            f"(max_position_embeddings of config.json), so allowed: at most {positions}"
+        )
+    layers = declared.get("layer_types")
+    kinds = {str(each) for each in cast("list[Any]", layers)} if isinstance(layers, list) else set()
+    if other := sorted(kinds - _SERVED_LAYERS):
+        yield (
+            f"model.path: config.json: layer_types has {other[0]!r}, which the engine 'torch' "
+            f"lacks; allowed: {', '.join(sorted(_SERVED_LAYERS))}; or another rollout.engine"
+        )
+    if (model_type := declared.get("model_type")) in _WITHOUT_ATTENTION:
+        yield (
+            f"model.path: config.json: model_type {model_type!r} has layers without attention, "
+            "which the engine 'torch' lacks; allowed: transformers; or another rollout.engine"
+        )
