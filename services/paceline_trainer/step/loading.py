@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.initialization import no_init_weights
 from transformers.utils.logging import disable_progress_bar
 
 from paceline.config.job import LoraSpec
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, InvalidError
+from paceline.models.shallow import shallow
 from paceline.models.weights import INDEX, WHOLE, check_no_adapter
 from paceline.telemetry.logs import Log
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.attention import NAME
 from paceline_trainer.step.lora import add_adapters, is_adapter, plain_name
 from paceline_trainer.step.model import PolicyModel, shard
-from paceline_trainer.step.probe import layouts_of, shallow
+from paceline_trainer.step.probe import layouts_of
 
 log = Log("loading")
 
@@ -98,8 +99,8 @@ def open_policy(
     disable_progress_bar()
     try:
         # Without this, transformers asks on stdin whether to run code that comes with the model.
-        config: Any = AutoConfig.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False
+        config: Any = _without_dropout(
+            AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         )
         files = WeightFiles(folder)
         inner = _build(config)
@@ -111,6 +112,7 @@ def open_policy(
             log.info("weights are converted: every rank loads the whole model", path=path)
             inner = AutoModelForCausalLM.from_pretrained(
                 path,
+                config=config,
                 dtype=torch.float32,
                 attn_implementation=NAME,
                 local_files_only=True,
@@ -157,10 +159,16 @@ def load_reference(path: str, group: RankGroup, *, dtype: str) -> PolicyModel:
 
 def _build(config: Any) -> nn.Module:
     """The model with uninitialised parameters, which occupy no memory until they are filled."""
-    with no_init_weights():
-        inner: Any = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=NAME, trust_remote_code=False
-        )
+    try:
+        with no_init_weights():
+            inner: Any = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=NAME, trust_remote_code=False
+            )
+    except KeyError:  # in the family's table of its own kinds of attention
+        raise InvalidError(
+            f"model type {config.model_type!r}: its attention is its own; this trainer cannot "
+            "train it"
+        ) from None
     inner.tie_weights()
     return inner
 
@@ -173,14 +181,22 @@ def _example(files: WeightFiles, config: Any) -> PolicyModel:
 
 
 def _prepared(inner: Any) -> Any:
-    """Without a cache and without dropout: log-probs must match those of the engine."""
+    """Without a cache, and without dropout whose rate is not in the configuration."""
     inner.config.use_cache = False
     for module in inner.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        elif isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
     return inner
+
+
+def _without_dropout(config: Any) -> Any:
+    """Without dropout, whose rates each family names its own way, as copies of the model are."""
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PretrainedConfig):
+            _without_dropout(value)
+        elif isinstance(value, float) and "drop" in name:
+            setattr(config, name, 0.0)
+    return config
 
 
 def _tensors(inner: nn.Module) -> list[tuple[list[str], Tensor]]:

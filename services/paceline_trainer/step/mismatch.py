@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from paceline.config.job import JobSpec
+from paceline.errors import InvalidError
+from paceline.telemetry.logs import Log
 from paceline_trainer.columns import Columns, Ints
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.data import Layout, assemble, idle
@@ -23,6 +27,71 @@ from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.versions import Shards, VersionSteps, WeightHistory, with_weights
 
 Floats = NDArray[np.float64]
+LEAST_EXCESS = 0.05  # nats per token; correct engines stay below in any precision
+NOISE_RATIO = 20
+MAX_EXCESSES = 3  # versions running
+log = Log("mismatch")
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Sums over the compared tokens of all ranks."""
+
+    tokens: float
+    k1: float
+    k3: float
+    largest: float  # absolute difference of log-probs
+
+    @property
+    def kl(self) -> float:
+        """Nats per token; 0 without tokens."""
+        return self.k3 / self.tokens if self.tokens else 0.0
+
+    def joined(self, other: Differences) -> Differences:
+        """Over the tokens of both."""
+        largest = max(self.largest, other.largest)
+        return Differences(
+            self.tokens + other.tokens, self.k1 + other.k1, self.k3 + other.k3, largest
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VersionCheck:
+    """What the tokens of one version say."""
+
+    version: int
+    differences: Differences  # the engine's log-probs minus the trainer's
+    noise: float | None = None  # KL between two ways of the trainer itself; measured if it matters
+
+    @property
+    def excessive(self) -> bool:
+        """Whether engine and trainer differ by more than rounding explains."""
+        most = max(LEAST_EXCESS, NOISE_RATIO * (self.noise or 0.0))
+        return not self.differences.kl <= most
+
+
+class MismatchLimit:
+    """Finds engines that compute something else than the trainer, version after version."""
+
+    def __init__(self) -> None:
+        self._running: list[VersionCheck] = []
+
+    def problem(self, checks: Sequence[VersionCheck]) -> str:
+        """What is wrong after these further versions; empty if nothing is."""
+        for check in checks:
+            self._running = [*self._running, check][-MAX_EXCESSES:] if check.excessive else []
+        if len(self._running) < MAX_EXCESSES:
+            return ""
+        versions = ", ".join(str(check.version) for check in self._running)
+        kls = ", ".join(f"{check.differences.kl:.3g}" for check in self._running)
+        noise = max(check.noise or 0.0 for check in self._running)
+        return (
+            f"trainer.mismatch: mismatch_kl of versions {versions} is {kls}; allowed: at most "
+            f"{max(LEAST_EXCESS, NOISE_RATIO * noise):.3g} ({NOISE_RATIO} times the trainer's own "
+            f"noise, {noise:.2g}, and at least {LEAST_EXCESS}). The engine computes others "
+            "from the same weights: use another engine or another precision; "
+            "`on_excess: warn` trains in spite of it"
+        )
 
 
 class Mismatch:
@@ -36,7 +105,11 @@ class Mismatch:
         versions: VersionSteps,
         num_sequences: int,
         budget: int,
+        on_excess: Literal["stop", "warn"] = "stop",
     ) -> None:
+        """`on_excess`: whether `MismatchLimit` ends the job or is logged only."""
+        self._on_excess = on_excess
+        self._limit = MismatchLimit()
         self.history = history
         self.versions = versions
         self._group = group
@@ -61,7 +134,7 @@ class Mismatch:
         The answer is the KL from engine to trainer (estimators k1 and k3) over the tokens that can
         be checked, if there are some. `versions_sampled` and `versions_checked` count new versions;
         those of earlier incarnations are unknown. `layout`: the one that trains, whose errors this
-        would show.
+        would show. What waits raises `InvalidError` for an engine that computes something else.
         """
         present = self.versions.present(_first_versions(data))
         new = [version for version in present if version not in self._sampled]
@@ -70,70 +143,95 @@ class Mismatch:
         counts = {"versions_sampled": float(len(new)), "versions_checked": float(len(checked))}
         steps = [self.versions[version] for version in checked]
         weights = [self.history.shards(step) for step in steps]
-        differences = self._begun(data, checked, weights, layout)
-        return lambda: counts | self._means(differences())
+        checks = self._begun(data, checked, weights, layout)
+        return lambda: counts | self._judged(checks())
 
     def _begun(
         self, data: Columns, checked: list[int], weights: list[Shards], layout: Layout
-    ) -> Callable[[], Floats]:
+    ) -> Callable[[], list[VersionCheck]]:
         policy = self.history.policy
         if self._thread is None or not checked:
-            found = self._differences(policy, data, checked, weights, layout)
+            found = self._checks(policy, data, checked, weights, layout)
             return lambda: found
         self._replica = self._replica or policy.replica()
-        work = self._thread.submit(self._differences, self._replica, data, checked, weights, layout)
+        work = self._thread.submit(self._checks, self._replica, data, checked, weights, layout)
         return work.result
 
-    def _means(self, differences: Floats) -> dict[str, float]:
-        k3 = np.expm1(-differences) + differences
-        sums = [len(differences), differences.sum(), k3.sum()]
-        gathered = self._group.gather([*sums, np.abs(differences).max(initial=0.0)])
-        tokens, k1, k3 = gathered[:, :3].sum(axis=0).tolist()
-        if not tokens:
+    def _judged(self, checks: list[VersionCheck]) -> dict[str, float]:
+        """What all checked tokens say together, unless too many versions running are wrong."""
+        compared = [check for check in checks if check.differences.tokens]
+        if not compared:
             return {}
+        problem = self._limit.problem(compared)
+        if problem and self._on_excess == "stop":
+            raise InvalidError(problem)
+        if problem:
+            log.warning("engine and trainer disagree", problem=problem)
+        whole = compared[0].differences
+        for check in compared[1:]:
+            whole = whole.joined(check.differences)
+        noises = [check.noise for check in compared if check.noise is not None]
         return {
-            "mismatch_kl": k3 / tokens,
-            "mismatch_k1": k1 / tokens,
-            "mismatch_tokens": tokens,
-            "logprob_diff_max": float(gathered[:, 3].max()),
-        }
+            "mismatch_kl": whole.kl,
+            "mismatch_k1": whole.k1 / whole.tokens,
+            "mismatch_tokens": whole.tokens,
+            "logprob_diff_max": whole.largest,
+        } | ({"mismatch_noise": max(noises)} if noises else {})
 
-    def _differences(
+    def _checks(
         self,
         policy: PolicyModel,
         data: Columns,
         versions: Sequence[int],
         weights: Sequence[Shards],
         layout: Layout,
-    ) -> Floats:
-        """The engine's log-probs minus the trainer's, of this rank's tokens of these versions."""
-        found = [
-            self._differences_of(policy, data, version, shards, layout)
+    ) -> list[VersionCheck]:
+        return [
+            self._check(policy, data, version, shards, layout)
             for version, shards in zip(versions, weights, strict=True)
         ]
-        return np.concatenate([np.zeros(0), *found])
 
     @torch.no_grad()
-    def _differences_of(
+    def _check(
         self, policy: PolicyModel, data: Columns, version: int, shards: Shards, layout: Layout
-    ) -> Floats:
+    ) -> VersionCheck:
         rows, runs = choose(data, version, limit=self._num_sequences, budget=self._budget)
-        micro = assemble(data, rows, layout, self._group.device) if len(rows) else None
-        batch = micro or idle(self._group.device)
-        with with_weights(policy, shards):
-            logprobs = policy(
-                batch.input_ids,
-                batch.position_ids,
-                batch.hidden_indices,
-                batch.tokens.targets,
-                batch.tokens.temperature,
-                tree=batch.tree,
-            ).logprobs
         whole = np.zeros(data.num_tokens, dtype=bool)
         for start, run in zip(data.policy_starts[rows].tolist(), runs.tolist(), strict=True):
             whole[start : start + run] = True
-        differences = (batch.tokens.behaviour - logprobs).double().cpu().numpy()
-        return differences[whole[batch.tokens.select]]
+        with with_weights(policy, shards):
+            own = self._logprobs(policy, data, rows, layout)
+            differences = self._summed((data.behaviour - own)[whole])
+            if differences.kl <= LEAST_EXCESS:
+                return VersionCheck(version, differences)
+            other = np.zeros(data.num_tokens)
+            for place in range(self._num_sequences):  # as often on all ranks
+                other += self._logprobs(policy, data, rows[place : place + 1], "padded")
+        return VersionCheck(version, differences, self._summed((other - own)[whole]).kl)
+
+    def _logprobs(self, policy: PolicyModel, data: Columns, rows: Ints, layout: Layout) -> Floats:
+        """Log-probs of all policy tokens of the batch; 0 for those of other sequences."""
+        micro = assemble(data, rows, layout, self._group.device) if len(rows) else None
+        batch = micro or idle(self._group.device)
+        logprobs = policy(
+            batch.input_ids,
+            batch.position_ids,
+            batch.hidden_indices,
+            batch.tokens.targets,
+            batch.tokens.temperature,
+            tree=batch.tree,
+        ).logprobs
+        found = np.zeros(data.num_tokens)
+        if micro is not None:
+            found[batch.tokens.select] = logprobs.double().cpu().numpy()
+        return found
+
+    def _summed(self, differences: Floats) -> Differences:
+        """Of all ranks."""
+        k3 = np.expm1(-differences) + differences
+        sums = [len(differences), differences.sum(), k3.sum()]
+        gathered = self._group.gather([*sums, np.abs(differences).max(initial=0.0)])
+        return Differences(*gathered[:, :3].sum(axis=0).tolist(), float(gathered[:, 3].max()))
 
 
 def _thread() -> ThreadPoolExecutor:
@@ -161,6 +259,7 @@ def mismatch_of(
         versions=VersionSteps(group),
         num_sequences=options.sequences,
         budget=trainer.tokens_per_micro_batch,
+        on_excess=options.on_excess,
     )
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -170,6 +170,19 @@ class PolicyModel(nn.Module):
         if cap := getattr(config, "final_logit_softcapping", None):
             logits = cap * torch.tanh(logits / cap)
         return logits
+
+    def train(self, mode: bool = True) -> Self:
+        """Let layers recompute activations in the backward pass, without noise in the forward pass.
+
+        Log-probs must match those of the engine, so all modules stay in evaluation mode but those
+        that would recompute nothing there.
+        """
+        super().train(mode)
+        self.inner.eval()
+        for module in self.inner.modules() if mode else ():
+            if getattr(module, "gradient_checkpointing", False):
+                module.training = True
+        return self
 
     def load(self, parameters: Iterable[Tensor], rank: int, world: int) -> None:
         """Read a rank's rows of parameters, unless they have been read."""

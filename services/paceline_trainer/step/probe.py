@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, cast
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidError
-from paceline_trainer.step.attention import TreeAttention
+from paceline_trainer.step.attention import NAME, TreeAttention
 from paceline_trainer.step.data import Layout
 from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.tree import prefix_tree
@@ -18,40 +17,55 @@ from paceline_trainer.step.tree import prefix_tree
 TOLERANCE = 1e-3
 
 
-def shallow(config: Any) -> Any:
-    """The configuration of a model with only as many layers as there are kinds of attention."""
-    cut = copy.deepcopy(config)
-    text = cut.get_text_config()
-    kinds: list[str] = list(getattr(text, "layer_types", None) or [])
-    num = max((kinds.index(kind) + 1 for kind in set(kinds)), default=1)
-    if num < int(text.num_hidden_layers):
-        text.num_hidden_layers = num
-        if kinds:
-            text.layer_types = kinds[:num]
-    return cut
-
-
-@torch.no_grad()
 def layouts_of(policy: PolicyModel) -> tuple[Layout, ...]:
     """The layouts that give the log-probs of the model's own logits.
 
     Raises:
-        InvalidError: the trainer's log-probs differ in any layout.
+        InvalidError: the trainer's log-probs differ in any layout, or by chance.
     """
+    try:
+        return _layouts_of(policy)
+    except InvalidError:
+        raise
+    except Exception as error:  # the boundary to the code of any model, which may raise anything
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise InvalidError(
+            f"model type {policy.config.model_type!r}: this trainer cannot train it ({what})"
+        ) from error
+
+
+@torch.no_grad()
+def _layouts_of(policy: PolicyModel) -> tuple[Layout, ...]:
     vocab = int(policy.config.get_text_config().vocab_size)
     ids = torch.tensor([[0, 7, 14, 21], [0, 7, 28, 35]]) % vocab
     targets = ids[:, 1:].reshape(-1)
     hidden_indices = torch.arange(8).view(2, 4)[:, :-1].reshape(-1)
     policy.eval()
-    logits = cast(Any, policy.inner)(input_ids=ids, use_cache=False).logits.float()
+    recomputed = policy(ids, None, hidden_indices, targets, 1.0).logprobs
+    policy.train()
+    again = policy(ids, None, hidden_indices, targets, 1.0).logprobs
+    policy.eval()
+    inner = cast(Any, policy.inner)
+    inner.set_attn_implementation("eager")  # of the model itself
+    if inner.config._attn_implementation != "eager":
+        raise InvalidError(
+            f"model type {policy.config.model_type!r}: its attention is its own; this trainer "
+            "cannot train it"
+        )
+    logits = inner(input_ids=ids, use_cache=False).logits.float()
+    inner.set_attn_implementation(NAME)
     expected = (
         torch.log_softmax(logits, -1).view(8, -1)[hidden_indices].gather(-1, targets[:, None])[:, 0]
     )
-    recomputed = policy(ids, None, hidden_indices, targets, 1.0).logprobs
     if not torch.allclose(expected, recomputed, atol=TOLERANCE):
         raise InvalidError(
             f"model type {policy.config.model_type!r}: its logits are not a plain head over its "
-            "last hidden states; this trainer cannot train it"
+            "last hidden states, or its attention is its own; this trainer cannot train it"
+        )
+    if not torch.equal(recomputed, again):
+        raise InvalidError(
+            f"model type {policy.config.model_type!r}: its log-probs in training mode depend on "
+            "chance, and are not those of the engine; this trainer cannot train it"
         )
     return ("padded", "tree") if _takes_trees(policy, ids, targets, expected) else ("padded",)
 

@@ -241,7 +241,7 @@ class Snapshotter:
                 made = AutoModelForCausalLM.from_config(
                     config, attn_implementation="sdpa", trust_remote_code=False
                 )
-            self._skeleton = made
+            self._skeleton = made.eval()
         buffers = {name: b.detach().cpu() for name, b in inner.named_buffers()}
         state = buffers | merge_all(tensors)
         ids, targets, _ = self._inputs(torch.device("cpu"))

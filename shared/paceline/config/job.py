@@ -230,6 +230,9 @@ class MismatchSpec(StrictModel):
     """Per version and rank, recomputed with the weights that sampled them."""
     bytes: int = Field(default=1 << 30, ge=0, le=1 << 44)
     """Host memory per rank for weights of past versions; those that do not fit are not checked."""
+    on_excess: Literal["stop", "warn"] = "stop"
+    """Where `mismatch_kl` of three versions running is above 0.05 and 20 times the trainer's own
+    noise: `stop` fails the job, `warn` writes it into the trainer's log."""
 
 
 class LoraSpec(StrictModel):

@@ -10,13 +10,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.errors import InvalidError
 from paceline.v1 import types_pb2
 from paceline.v1.types_pb2 import TOKEN_SOURCE_POLICY
 from paceline_trainer.columns import Columns, columns
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.data import Layout
 from paceline_trainer.step.loading import load_policy
-from paceline_trainer.step.mismatch import Mismatch, choose
+from paceline_trainer.step.mismatch import (
+    Differences,
+    Mismatch,
+    MismatchLimit,
+    VersionCheck,
+    choose,
+)
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.versions import VersionSteps, WeightHistory
 
@@ -139,6 +146,44 @@ def test_tokens_after_a_swap_are_left_out(
     metrics = mismatch.start(columns(samples), layout)()
     assert metrics["mismatch_tokens"] == kept
     assert metrics["logprob_diff_max"] < 1e-5
+
+
+def test_an_engine_that_is_wrong_for_three_versions_ends_the_job(
+    llama: Path, group: RankGroup, make_samples: Any
+) -> None:
+    mismatch, warned = make(llama, group), make(llama, group, on_excess="warn")
+    for version in (3, 4, 5):
+        samples = truthful(llama, make_samples(4, version=version))
+        for sample in samples:
+            sample.logprobs[:] = [logprob - 1.0 for logprob in sample.logprobs]
+        data = columns(samples)
+        for each in (mismatch, warned):
+            publish(each, version)
+        assert warned.start(data, "tree")()["mismatch_kl"] > 0.5
+        result = mismatch.start(data, "tree")
+        if version < 5:
+            found = result()
+            assert found["mismatch_kl"] > 0.5
+            assert found["mismatch_noise"] < 1e-9
+    with pytest.raises(InvalidError, match=r"versions 3, 4, 5 is 0\.71.*on_excess: warn"):
+        result()
+
+
+CHECKS = st.builds(
+    lambda kl, noise: VersionCheck(0, Differences(10, 0, 10 * kl, 0), noise),
+    st.sampled_from([0.0, 0.04, 0.06, 0.5, float("nan")]),
+    st.sampled_from([None, 0.0, 0.01, 0.1]),
+)
+
+
+@given(checks=st.lists(st.lists(CHECKS, min_size=1, max_size=3), max_size=6))
+def test_only_versions_running_beyond_noise_are_a_problem(checks: list[list[VersionCheck]]) -> None:
+    limit, seen = MismatchLimit(), list[bool]()
+    for some in checks:
+        seen += [
+            not (c.differences.kl <= 0.05 or c.differences.kl <= 20 * (c.noise or 0)) for c in some
+        ]
+        assert bool(limit.problem(some)) == (len(seen) > 2 and all(seen[-3:]))
 
 
 def test_what_is_not_held_is_not_checked(llama: Path, group: RankGroup, make_samples: Any) -> None:

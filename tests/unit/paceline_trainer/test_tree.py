@@ -20,6 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from paceline.errors import InvalidError
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_trainer.columns import Columns, columns
@@ -142,9 +143,10 @@ def test_windows_matter(name: str, tmp_path: Path) -> None:
     assert not torch.allclose(narrow, wide, atol=1e-2)
 
 
-def test_a_model_whose_attention_is_its_own_is_padded(tmp_path: Path) -> None:
+def test_a_model_whose_attention_is_its_own_is_refused(tmp_path: Path) -> None:
     config = BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4)
-    assert load_policy(str(saved(config, tmp_path))).layouts == ("padded",)
+    with pytest.raises(InvalidError, match="its attention is its own"):
+        load_policy(str(saved(config, tmp_path)))
 
 
 @pytest.mark.parametrize("answers", [1, 8, 32])

@@ -15,16 +15,19 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from paceline.errors import InvalidError
 from paceline_rollout.engines.torch.cache import Layered, PrefixGroup
+from paceline_rollout.engines.torch.masks import Places
 
 _UNSUPPORTED = ("s_aux", "position_bias")
 _MAX_SHORT_COLUMNS = 256
 
 
 class AttentionContext:
-    """The cache of the current forward pass, for the attention of all layers."""
+    """Cache and positions of the current forward pass, for the attention of all layers."""
 
     def __init__(self) -> None:
         self.cache = Layered()
+        self.places = Places(torch.empty(0), torch.empty(0))
+        self.reads_cache = True  # attention has got keys and values as they are cached
 
 
 def attention(
@@ -51,6 +54,9 @@ def attention(
             raise InvalidError(f"model: attention with {name!r}; the torch engine has none")
     context: Any = module.paceline_context
     cache: Layered = context.cache
+    context.reads_cache &= key is cache.latest[0] and value is cache.latest[1]
+    if attention_mask is None and query.shape[2] != key.shape[2]:
+        raise InvalidError("model: attention without a mask; the torch engine needs one")
     short = (
         query.shape[2] == 1 and key.shape[2] <= _MAX_SHORT_COLUMNS and query.dtype == torch.float32
     )
@@ -80,7 +86,7 @@ class _Scores:
         return scores if cap is None else torch.tanh(scores / cap) * cap
 
     def of_prefixes(self) -> Tensor:
-        """Scores, [R, H, Q, longest prefix]; minus infinity where a row has no prefix."""
+        """Scores, [R, H, Q, longest prefix]; minus infinity where a row has none."""
         rows, heads, num, _ = self._queries.shape
         longest = max(group.prefix.length for group in self.groups)
         found = self._queries.new_full((rows, heads, num, longest), -torch.inf)
@@ -101,13 +107,15 @@ class _Scores:
 
 
 def _mix(scores: _Scores, own_RHQL: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    times = own_RHQL.shape[2] // mask.shape[2]
-    whole = scores.capped(own_RHQL).add_(
-        mask if mask.shape[2] == 1 else mask.repeat(1, 1, times, 1)
-    )
+    """The mask may have the columns of the prefixes, before those of the rows."""
+    mask = mask if mask.shape[2] == 1 else mask.repeat(1, 1, own_RHQL.shape[2] // mask.shape[2], 1)
+    masked = mask.shape[3] - own_RHQL.shape[3]
+    whole = scores.capped(own_RHQL).add_(mask[..., masked:])
     if not scores.groups:
         return torch.matmul(torch.softmax(whole, dim=-1), value.float())
     before = scores.of_prefixes()
+    if masked:
+        before += mask[..., :masked]
     probs = torch.softmax(torch.cat([before, whole], dim=-1), dim=-1)
     mixed = torch.matmul(probs[..., before.shape[3] :], value.float())
     scores.mix_in(mixed, probs)

@@ -46,6 +46,15 @@ class Layered(Cache):
         super().__init__(layers=[])
         self.store: dict[int, Pair] = {}  # layer -> keys and values, [R, H, L, D] each
         self.layer = 0  # of the latest `update`, which attention directly follows
+        self.latest: tuple[Tensor | None, Tensor | None] = (None, None)  # what it returned
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Not the real sizes: masks are made of `Places`."""
+        return query_length, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """0, as for `get_seq_length`."""
+        return 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: positions and mask are always passed explicitly, and not derived from the cache."""
@@ -70,6 +79,10 @@ class Block(Layered):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **_: object
     ) -> Pair:
         """Append columns; returns the keys and values of all columns so far."""
+        self.latest = self._append(key_states, value_states, layer_idx)
+        return self.latest
+
+    def _append(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> Pair:
         self.layer = layer_idx
         pair = (key_states, value_states)
         if key_states.shape[2] == self.columns:
@@ -142,7 +155,8 @@ class SlotCache(Layered):
         """Write one new token per row; returns the keys and values of these rows."""
         self.layer = layer_idx
         keys, values = self._storage(layer_idx, (key_states, value_states))
-        return self._put(keys, key_states), self._put(values, value_states)
+        self.latest = pair = self._put(keys, key_states), self._put(values, value_states)
+        return pair
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy rows over others, up to the width of the last step."""

@@ -38,6 +38,7 @@ class PrefillScheduler:
         self._max_concurrent = max_concurrent
         self._max_tokens = max_tokens
         self._least_shared = least_shared
+        self._shares_prefixes = policy.shares_prefixes
         self._prefixes = Prefixes()
         self._prefill = Prefill(
             policy, self._prefixes, max_tokens=prefill_tokens, least_shared=least_shared
@@ -169,7 +170,7 @@ class PrefillScheduler:
         return entry.prompt if self._least_shared else entry.request_id
 
     def _shares_prefix(self, entry: Running) -> bool:
-        return 0 < self._least_shared <= len(entry.prompt)
+        return self._shares_prefixes and 0 < self._least_shared <= len(entry.prompt)
 
     def _blocks_in_use(self) -> list[Block]:
         """Blocks that running requests read."""
