@@ -92,7 +92,9 @@ class Processes:
         """Start the fork server, if it has something to import and can be of use here."""
         if self._preloaded and fork_server.is_useful():
             output = self._logs / "fork-server.out"
-            self._fork_server = ForkServer(self._preloaded, output=output, environment=_environment({}))
+            self._fork_server = ForkServer(
+                self._preloaded, output=output, environment=_environment({})
+            )
 
     def close(self) -> None:
         """End the fork server; the processes go on."""
