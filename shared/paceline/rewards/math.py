@@ -156,7 +156,7 @@ def _without_floats(value: Any) -> Any:
     """The value with its decimal numbers as they are written, which floats would round."""
     from sympy import Float, Rational
 
-    return value.replace(lambda part: isinstance(part, Float), lambda f: Rational(str(f))).doit()
+    return value.xreplace({each: Rational(str(each)) for each in value.atoms(Float)}).doit()
 
 
 def _normal(value: Any, digits: int) -> str:
@@ -216,9 +216,8 @@ def _parsed(text: str, find: Find, kind: _Kind) -> list[Any]:
     from math_verify import parse
 
     # The last formula of the best kind that is there, as that of TRL and open-r1.
-    return parse(
-        text, list(_targets(find, kind)), extraction_mode="first_match", parsing_timeout=None
-    )  # pyright: ignore[reportArgumentType]
+    wanted = list(_targets(find, kind))
+    return parse(text, wanted, extraction_mode="first_match", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
 
 @lru_cache
