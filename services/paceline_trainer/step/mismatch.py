@@ -231,7 +231,8 @@ class Mismatch:
         k3 = np.expm1(-differences) + differences
         sums = [len(differences), differences.sum(), k3.sum()]
         gathered = self._group.gather([*sums, np.abs(differences).max(initial=0.0)])
-        return Differences(*gathered[:, :3].sum(axis=0).tolist(), float(gathered[:, 3].max()))
+        tokens, k1, k3 = gathered[:, :3].sum(axis=0).tolist()
+        return Differences(tokens, k1, k3, float(gathered[:, 3].max()))
 
 
 def _thread() -> ThreadPoolExecutor:

@@ -22,6 +22,7 @@ from paceline_harness.models.families import (
     tokens_of,
 )
 from paceline_rollout.engines.torch.model import TorchModel
+from paceline_rollout.engines.torch.probe import shares_prefixes
 
 TOLERANCE = 2e-4
 
@@ -73,8 +74,6 @@ def test_what_is_tried_is_small(tmp_path: Path) -> None:
     config.num_hidden_layers, config.sliding_window, config.vocab_size = 1000, 4096, 1 << 20
     config.max_position_embeddings, config.pad_token_id = 1 << 20, 7000
     config.save_pretrained(tmp_path)
-    from paceline_rollout.engines.torch.probe import shares_prefixes
-
     assert shares_prefixes(AutoConfig.from_pretrained(tmp_path), "cpu")
 
 
