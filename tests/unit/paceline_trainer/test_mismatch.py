@@ -169,8 +169,12 @@ def test_an_engine_that_is_wrong_for_three_versions_ends_the_job(
         result()
 
 
+def check_of(kl: float, noise: float | None) -> VersionCheck:
+    return VersionCheck(0, Differences(10, 0, 10 * kl, 0), noise)
+
+
 CHECKS = st.builds(
-    lambda kl, noise: VersionCheck(0, Differences(10, 0, 10 * kl, 0), noise),
+    check_of,
     st.sampled_from([0.0, 0.04, 0.06, 0.5, float("nan")]),
     st.sampled_from([None, 0.0, 0.01, 0.1]),
 )
