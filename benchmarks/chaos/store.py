@@ -36,8 +36,9 @@ class _Preloaded(Processes):
         mark: str,
         labels: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
+        forked: bool = False,
     ) -> Record:
-        """Start a process, with libfaketime if it is installed."""
+        """Start a process, with libfaketime if it is installed, and so never as a fork."""
         more = {
             "LD_PRELOAD": str(FAKETIME),
             "FAKETIME_TIMESTAMP_FILE": str(self._clock),
