@@ -91,7 +91,7 @@ def _row(model: type[BaseModel], name: str, field: FieldInfo, places: Places) ->
     if inner:
         text += f" [Fields](#{places[inner].replace('.', '')})."
     return (
-        f"`{name}`",
+        f"`{field.alias or name}`",
         _type(field.annotation),
         _default(field),
         ", ".join(_allowed(field.annotation, field.metadata)),

@@ -162,14 +162,19 @@ def _takes_text(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
 
 
 def _fields_around(model: type[BaseModel], loc: Sequence[int | str]) -> dict[str, FieldInfo]:
-    """The fields of the section that holds the last part of `loc`."""
+    """The fields of the section that holds the last part of `loc`, by their names in files."""
     section: Any = model
     for part in loc[:-1]:
         if isinstance(part, int):
             continue
-        found = getattr(section, "model_fields", {}).get(part)
+        found = _fields_of(section).get(part)
         section = _model_of(found.annotation) if found is not None else None
-    return getattr(section, "model_fields", {})
+    return _fields_of(section)
+
+
+def _fields_of(section: Any) -> dict[str, FieldInfo]:
+    fields: dict[str, FieldInfo] = getattr(section, "model_fields", {})
+    return {field.alias or name: field for name, field in fields.items()}
 
 
 def _model_of(annotation: Any) -> Any:

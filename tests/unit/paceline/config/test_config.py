@@ -35,6 +35,11 @@ def test_a_minimal_job_gets_the_defaults() -> None:
     ("field", "value", "says"),
     [
         ("trainer.optimiser", {}, "trainer.optimiser: unknown field; allowed here: checkpoint,"),
+        (
+            "stop.when",
+            [{"metric": "train/loss", "above": 1.0, "rows": 3}],
+            "stop.when.0.rows: unknown field; allowed here: above, below, end, for, metric",
+        ),
         ("experience.max_staleness", -1, "experience.max_staleness: Input should be greater than"),
         ("experience.batch_groups", "many", "experience.batch_groups: Input should be a valid int"),
         ("sampling.temperature", float("inf"), "sampling.temperature: Input should be a finite"),
