@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from paceline.client.client import Client
-from paceline.files import read_json, token_of
+from paceline.files import locked, read_json, token_of
 from paceline_harness.isolation import isolate_this_process, remove
 from paceline_harness.monitoring.prometheus import MISSING, Prometheus, installed
 from paceline_harness.patience import PATIENCE_S
@@ -101,10 +101,18 @@ def sglang_python() -> str:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of some thousand parameters with a character tokenizer."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
+    """A random Llama of some thousand parameters with a character tokenizer.
+
+    Made once for all processes of a run, as its imports take seconds.
+    """
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "models" / "tiny"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", TINY, str(folder)], check=True, env=environment)
+    with locked(folder.with_suffix(".lock")):
+        if not (folder / "config.json").exists():
+            part = folder.with_suffix(".part")
+            subprocess.run([sys.executable, "-c", TINY, str(part)], check=True, env=environment)
+            part.rename(folder)
     return folder
 
 
