@@ -91,6 +91,8 @@ def without_loopback(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables with which programs of others leave proxies out for this machine."""
     names = ("no_proxy", "NO_PROXY")
     listed = [part.strip() for name in names for part in environment.get(name, "").split(",")]
+    if "*" in listed:  # which counts only alone
+        return dict.fromkeys(names, "*")
     return dict.fromkeys(names, ",".join(dict.fromkeys(filter(None, (*listed, *_LOOPBACK)))))
 
 

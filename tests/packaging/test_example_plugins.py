@@ -117,7 +117,7 @@ def test_a_job_uses_a_plug_in_of_each_kind_and_the_recipe(
     seen = [row["times_seen"] for row in rows if "times_seen" in row]
     assert len(seen) >= len(trained)
     assert seen[0] == 0.0
-    assert seen == sorted(seen)
+    assert max(seen) > 0.0
     (values,) = run.glob("jobs/*/tracking/csv/values.csv")
     tracked = {line.split(";")[0] for line in values.read_text().splitlines()}
     assert {str(row) for row in range(len(rows))} <= tracked

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import PacelineError
@@ -17,22 +17,26 @@ from paceline_controller.jobs.plan import LiveJob
 LOOK_EVERY_S = 2.0
 # How long nothing may have moved, while the trainer waits for its batch or an evaluation is open.
 ABSENT_S = 10.0
-"""If a worker is missing, serves no weights or takes no work."""
+"""If a worker that has been there is missing, or takes no work."""
 BUSY_S = 30.0
-"""If episodes wait for what workers are busy with."""
-TRAINING_S = 900.0
+"""If episodes wait for what workers are busy with, or all attempts fail."""
+LOADING_S = 120.0
+"""If rollout workers have not served yet, do not take new weights, or nothing is admitted."""
+TRAINING_S = 1800.0
 """If the trainer has its batch: a step is only seen at its end."""
 FRUITLESS_S = 600.0
 """Without a batch, although episodes come in: filters drop them all."""
+FEW_FAILURES = 16
+"""Attempts that may fail in a row, as when a worker is lost with its episodes."""
 # Of the load of workers: what grows only with work done. Loading weights is none: they may be
 # refused.
-_WORK = ("tokens_generated", "step_s", "publish_s", "checkpoint_s", "tokens")
-_STAGES = {
-    "generate": "rollout: {:.0f} episodes wait for tokens",
-    "room": "rollout: {:.0f} episodes wait for room on a worker",
-    "score": "reward: {:.0f} episodes wait for their scores",
-    "step": "environment: {:.0f} episodes are in a step of their world",
-    "submit": "experience: {:.0f} episodes wait to be stored",
+_WORK = ("tokens_generated", "tokens")
+STAGES = {
+    "generate": "rollout: episodes wait for tokens",
+    "room": "rollout: episodes wait for room on a worker",
+    "score": "reward: episodes wait for their scores",
+    "step": "environment: episodes are in a step of their world",
+    "submit": "experience: episodes wait to be stored",
 }
 log = Log("progress")
 
@@ -57,7 +61,10 @@ class Evidence:
     trainers: tuple[Worker, ...] = ()
     rollouts: tuple[Worker, ...] = ()
     environments: tuple[Worker, ...] = ()  # of all jobs
-    step_timeout_s: float = 0.0
+    alone: bool = True  # no other job runs: what environments wait for is for this one
+    step_s: float = 0.0  # that its world and its rewards may take at most
+    score_s: float = 0.0
+    load_s: float = 0.0
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -67,7 +74,8 @@ class Evidence:
     @property
     def episodes(self) -> tuple[int, ...]:
         """Moves with episodes that end well, evaluations included."""
-        return (*self.batches, self.demand.sampled_tokens, self.demand.measuring)
+        demand = self.demand
+        return (*self.batches, demand.sampled_tokens, demand.measuring, demand.eval_open)
 
     @property
     def work(self) -> tuple[object, ...]:
@@ -83,14 +91,41 @@ class Evidence:
         """Whether the trainer waits for its batch, or an evaluation for its episodes."""
         return self.demand.trainer_wait_s > 0 or self.demand.measuring
 
+    @property
+    def leased(self) -> bool:
+        """Whether environments have episodes of it, or may have some of its evaluation."""
+        return bool(self.demand.leased or self.demand.eval_open)
+
+
+class Culprit(NamedTuple):
+    """Who keeps a job that does not get on."""
+
+    bound_s: float  # until then it may be as it should
+    why: str
+    detail: str = ""  # may change while `why` does not
+
 
 @dataclass(slots=True)
-class _Watched:
+class Watched:
+    """A job since it was first seen running: when each has moved last."""
+
     seen: Evidence
-    batch_s: float  # when each has moved last
+    batch_s: float
     episode_s: float
     work_s: float
-    failed: int  # attempts that had failed when an episode ended well
+    filtered: int  # groups, when `batches` moved last
+    failed: int  # attempts, when `episodes` moved last
+    first_failed_s: float | None = None  # since then
+    last_failed_s: float = 0.0
+    served: bool = False  # a rollout worker has had weights
+    reason: tuple[float, str, str] = (0.0, "", "")  # moment, why, and the words for both
+
+    @property
+    def failing(self) -> bool:
+        """Whether attempts fail again and again, and no episode ends well."""
+        many = self.seen.demand.failed_attempts - self.failed >= FEW_FAILURES
+        first_s = self.first_failed_s
+        return many and first_s is not None and self.last_failed_s - first_s >= ABSENT_S
 
 
 class ProgressWatch:
@@ -111,7 +146,7 @@ class ProgressWatch:
         self._clock = clock
         self._wall = wall
         self._due_s = 0.0
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, Watched] = {}
         self._reasons: dict[str, str] = {}
 
     def reason(self, job_id: str) -> str:
@@ -134,7 +169,7 @@ class ProgressWatch:
             log.warning("progress is not known", error=error)
             return
         evidence = {
-            job.job_id: evidence_of(job, workers, demand[job.job_id])
+            job.job_id: evidence_of(job, workers, demand[job.job_id], alone=len(running) == 1)
             for job in running
             if job.job_id in demand
         }
@@ -153,28 +188,39 @@ class ProgressWatch:
             if (reason := self._reason(watched, now_s))
         }
 
-    def _reason(self, watched: _Watched, now_s: float) -> str:
+    def _reason(self, watched: Watched, now_s: float) -> str:
         seen = watched.seen
-        failing = seen.demand.failed_attempts > watched.failed
         # Work for attempts that all fail is none.
+        failing = watched.failing
         since_s = watched.episode_s if failing else max(watched.episode_s, watched.work_s)
-        bound_s, who = culprit(seen, failing=failing)
-        if now_s - since_s >= bound_s:
-            return f"no progress since {self._time(since_s, now_s)}: {who}"
-        if seen.waits and seen.demand.filtered and now_s - watched.batch_s >= FRUITLESS_S:
-            return f"no batch since {self._time(watched.batch_s, now_s)}: {_dropped(seen.demand)}"
+        found = culprit(seen, failing=failing, served=watched.served)
+        if now_s - since_s >= found.bound_s:
+            return self._words(watched, "no progress", since_s, now_s, found)
+        dropped = sum(seen.demand.filtered.values()) > watched.filtered
+        if seen.demand.trainer_wait_s > 0 and dropped and now_s - watched.batch_s >= FRUITLESS_S:
+            filters = Culprit(FRUITLESS_S, "filters drop every group", _most(seen.demand))
+            return self._words(watched, "no batch", watched.batch_s, now_s, filters)
+        watched.reason = (0.0, "", "")
         return ""
+
+    def _words(
+        self, watched: Watched, what: str, since_s: float, now_s: float, found: Culprit
+    ) -> str:
+        """The reason; it stays the same for as long as it holds, as every change is stored."""
+        known_s, why, words = watched.reason
+        if (known_s, why) != (since_s, found.why):
+            words = f"{what} since {self._time(since_s, now_s)}: {found.why}{found.detail}"
+            watched.reason = (since_s, found.why, words)
+        return words
 
     def _time(self, since_s: float, now_s: float) -> str:
         """A moment rather than a duration: the reason stays the same as time passes."""
         return time.strftime("%H:%M:%S UTC", time.gmtime(self._wall() - (now_s - since_s)))
 
 
-def _work_of(worker: Worker) -> tuple[float, ...]:
-    return tuple(worker.load.get(name, 0.0) for name in _WORK)
-
-
-def evidence_of(job: LiveJob, workers: Iterable[Worker], demand: JobDemand) -> Evidence:
+def evidence_of(
+    job: LiveJob, workers: Iterable[Worker], demand: JobDemand, *, alone: bool = True
+) -> Evidence:
     """What the roster and the ledger say about a job."""
     by_kind: dict[WorkerKind, list[Worker]] = {}
     for worker in workers:
@@ -185,70 +231,98 @@ def evidence_of(job: LiveJob, workers: Iterable[Worker], demand: JobDemand) -> E
         trainers=tuple(by_kind.get(WorkerKind.TRAINER, ())),
         rollouts=tuple(by_kind.get(WorkerKind.ROLLOUT, ())),
         environments=tuple(by_kind.get(WorkerKind.ENVIRONMENT, ())),
-        step_timeout_s=job.spec.tasks.step_timeout_s,
+        alone=alone,
+        step_s=job.spec.tasks.step_timeout_s,
+        score_s=max(part.timeout_s for part in job.spec.reward),
+        load_s=job.spec.tasks.load_timeout_s,
     )
 
 
-def culprit(seen: Evidence, *, failing: bool = False) -> tuple[float, str]:
-    """Who keeps a job that does not get on, and why; before that, how many seconds it may take."""
+def culprit(seen: Evidence, *, failing: bool = False, served: bool = True) -> Culprit:
+    """Who keeps a job that does not get on; `served`: a rollout worker has had weights before."""
     demand = seen.demand
     if not seen.trainers:
-        return ABSENT_S, "trainer: none is in the roster"
+        return Culprit(ABSENT_S, "trainer: none is in the roster")
     if not seen.waits:
-        return TRAINING_S, f"trainer: it has its batch and does not finish step {demand.step + 1}"
+        return Culprit(TRAINING_S, f"trainer: it does not finish step {demand.step + 1}")
     if failing:
-        return ABSENT_S, f"every attempt of an episode fails: {demand.last_failure}"
-    if absent := _absent(seen):
-        return ABSENT_S, absent
+        return Culprit(BUSY_S, "every attempt of an episode fails: ", demand.last_failure)
+    found = _of_rollout(seen, served) or _of_environment(seen)
+    return found or _of_stages(seen)
+
+
+def _of_rollout(seen: Evidence, served: bool) -> Culprit | None:
+    """What is wrong with the rollout workers; None: they serve, or have episodes."""
+    bound_s = ABSENT_S if served else LOADING_S
+    if not seen.rollouts:
+        return Culprit(bound_s, "rollout: no worker is in the roster")
+    newest = max(worker.active_version for worker in seen.trainers)
+    serving = [worker for worker in seen.rollouts if worker.active_version >= 0]
+    if not serving:
+        some = f"none of {len(seen.rollouts)} workers serves weights"
+        return Culprit(bound_s, f"rollout: {some} (the trainer has published version {newest})")
+    late = sum(worker.active_version < newest for worker in serving)
+    if late and not seen.leased:
+        text = f"rollout: {late} of {len(serving)} workers have not taken version {newest}"
+        return Culprit(LOADING_S, text)
+    return None
+
+
+def _of_environment(seen: Evidence) -> Culprit | None:
+    """Why environments have no episodes; None: they have some."""
+    if not seen.environments:
+        return Culprit(ABSENT_S, "environment: no worker is in the roster")
+    if seen.leased:
+        return None
+    if seen.demand.queued:
+        return Culprit(ABSENT_S, "environment: no worker takes the episodes that are queued")
+    if seen.demand.headroom_groups:
+        return Culprit(BUSY_S, "environment: no worker asks for tasks")
+    what = "limits of the job, or own filters or advantages that take long"
+    return Culprit(LOADING_S, f"experience: no episode is open and none is admitted ({what})")
+
+
+def _of_stages(seen: Evidence) -> Culprit:
+    """What the episodes wait for."""
+    bounds = {"step": seen.step_s, "score": seen.score_s}
+    if not seen.demand.sampled_tokens:
+        bounds["step"] += seen.load_s  # worlds are loaded with their first episodes
+    if not seen.alone:  # environments do not tell whose episodes wait
+        bound_s = max(BUSY_S, *bounds.values())
+        return Culprit(bound_s, "environment, rollout or reward: no episode ends")
     waiting = {
         stage: sum(worker.load.get(f"waiting_{stage}", 0.0) for worker in seen.environments)
-        for stage in _STAGES
+        for stage in STAGES
     }
     stage = max(waiting, key=lambda name: waiting[name])
     if not waiting[stage]:
-        return BUSY_S, f"environment: {demand.leased} leased episodes, and no worker has them"
-    bound_s = max(BUSY_S, seen.step_timeout_s) if stage == "step" else BUSY_S
-    return bound_s, _STAGES[stage].format(waiting[stage])
+        return Culprit(BUSY_S, "environment: episodes are leased, and no worker has them")
+    return Culprit(max(BUSY_S, bounds.get(stage, 0.0)), STAGES[stage])
 
 
-def _absent(seen: Evidence) -> str:
-    """Which worker is missing, serves no weights or takes no work; empty: none."""
-    demand = seen.demand
-    if not seen.rollouts:
-        return "rollout: no worker is in the roster"
-    newest = max(worker.active_version for worker in seen.trainers)
-    best = max(worker.active_version for worker in seen.rollouts)
-    if best < 0:
-        some = f"none of {len(seen.rollouts)} workers serves weights"
-        return f"rollout: {some} (the trainer has published version {newest})"
-    if not seen.environments:
-        return "environment: no worker is in the roster"
-    if demand.leased:
-        return ""
-    if best < newest and not demand.headroom_groups:
-        return f"rollout: no worker has taken version {newest}; the newest served is {best}"
-    if demand.queued:
-        return f"environment: no worker takes the {demand.queued} episodes that are queued"
-    if demand.headroom_groups:
-        return "environment: no worker asks for tasks"
-    return "experience: nothing is open and nothing may be admitted (limits of the job)"
-
-
-def _dropped(demand: JobDemand) -> str:
+def _most(demand: JobDemand) -> str:
     most = max(demand.filtered, key=lambda name: demand.filtered[name])
-    return f"filters drop every group, most as {most} ({demand.filtered[most]} so far)"
+    return f", most as {most} ({demand.filtered[most]} so far)"
 
 
-def _moved(before: _Watched | None, seen: Evidence, now_s: float) -> _Watched:
+def _work_of(worker: Worker) -> tuple[float, ...]:
+    return tuple(worker.load.get(name, 0.0) for name in _WORK)
+
+
+def _moved(before: Watched | None, seen: Evidence, now_s: float) -> Watched:
+    failed, filtered = seen.demand.failed_attempts, sum(seen.demand.filtered.values())
+    serves = any(worker.active_version >= 0 for worker in seen.rollouts)
     if before is None:
-        return _Watched(seen, now_s, now_s, now_s, seen.demand.failed_attempts)
-    ended_well = seen.episodes != before.seen.episodes
-    # A ledger that was opened again counts from zero.
-    failed = min(before.failed, seen.demand.failed_attempts)
-    return _Watched(
-        seen,
-        now_s if seen.batches != before.seen.batches else before.batch_s,
-        now_s if ended_well else before.episode_s,
-        now_s if seen.work != before.seen.work else before.work_s,
-        seen.demand.failed_attempts if ended_well else failed,
-    )
+        return Watched(seen, now_s, now_s, now_s, filtered, failed, served=serves)
+    after = replace(before, seen=seen, served=before.served or serves)
+    if seen.work != before.seen.work:
+        after.work_s = now_s
+    if seen.batches != before.seen.batches:
+        after.batch_s, after.filtered = now_s, filtered
+    if seen.episodes != before.seen.episodes or failed < before.failed:  # a ledger opened again
+        after.episode_s, after.failed, after.first_failed_s = now_s, failed, None
+    elif failed > before.seen.demand.failed_attempts:
+        after.last_failed_s = now_s
+        if after.first_failed_s is None:
+            after.first_failed_s = now_s
+    return after

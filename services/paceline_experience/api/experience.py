@@ -250,6 +250,7 @@ def demand_to(job_id: str, live: LedgerProgress) -> pb.JobDemand:
         failed_attempts=live.failed_attempts,
         last_failure=live.last_failure,
         filtered=live.filtered,
+        eval_open=0 if live.eval is None else live.eval.open,
     )
 
 

@@ -94,6 +94,10 @@ class MismatchLimit:
         )
 
 
+MADE_UP = frozenset({"simulated"})
+"""Engines that compute nothing: their log-probs are not those of any weights."""
+
+
 class Mismatch:
     """Measures each version once. Collective: all ranks measure together."""
 
@@ -105,11 +109,11 @@ class Mismatch:
         versions: VersionSteps,
         num_sequences: int,
         budget: int,
-        on_excess: Literal["stop", "warn"] = "stop",
+        on_excess: Literal["stop", "warn", "pass"] = "stop",
     ) -> None:
-        """`on_excess`: whether `MismatchLimit` ends the job or is logged only."""
+        """`on_excess`: whether `MismatchLimit` ends the job, is logged only, or does not apply."""
         self._on_excess = on_excess
-        self._limit = MismatchLimit()
+        self._limit = None if on_excess == "pass" else MismatchLimit()
         self.history = history
         self.versions = versions
         self._group = group
@@ -162,7 +166,7 @@ class Mismatch:
         compared = [check for check in checks if check.differences.tokens]
         if not compared:
             return {}
-        problem = self._limit.problem(compared)
+        problem = "" if self._limit is None else self._limit.problem(compared)
         if problem and self._on_excess == "stop":
             raise InvalidError(problem)
         if problem:
@@ -202,7 +206,7 @@ class Mismatch:
         with with_weights(policy, shards):
             own = self._logprobs(policy, data, rows, layout)
             differences = self._summed((data.behaviour - own)[whole])
-            if differences.kl <= LEAST_EXCESS:
+            if self._limit is None or differences.kl <= LEAST_EXCESS:
                 return VersionCheck(version, differences)
             other = np.zeros(data.num_tokens)
             for place in range(self._num_sequences):  # as often on all ranks
@@ -260,7 +264,7 @@ def mismatch_of(
         versions=VersionSteps(group),
         num_sequences=options.sequences,
         budget=trainer.tokens_per_micro_batch,
-        on_excess=options.on_excess,
+        on_excess="pass" if spec.rollout.engine.kind in MADE_UP else options.on_excess,
     )
 
 

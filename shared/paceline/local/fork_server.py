@@ -36,7 +36,13 @@ def is_useful() -> bool:
     A CUDA or ROCm driver does not survive a fork, and beside loading a model on a GPU the imports
     do not count.
     """
-    return sys.platform == "linux" and not any(map(os.path.exists, DRIVERS))
+    if sys.platform != "linux" or any(map(os.path.exists, DRIVERS)):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:  # an old kernel, or a container that may not
+        return False
+    return True
 
 
 class ForkServer:
@@ -88,6 +94,7 @@ class ForkServer:
             socket.send_fds(self._control, [request], [output.fileno()])
             while True:
                 if pid := self._receive(ANSWER_TIMEOUT_S).get("pid"):
+                    self._codes.pop(pid, None)  # of an older process with this number
                     return ForkedProcess(self, pid)
 
     def code_of(self, pid: int) -> int | None:

@@ -41,11 +41,11 @@ def main() -> None:
         sys.exit("an import has started a thread, which a fork would not have")
     gc.collect()
     gc.freeze()  # else each fork would walk, and so copy, all that was imported
-    # Not of a `finally`: a fork returns from it too.
-    request = _serve(control)
+    server = os.getpid()
+    request = _serve(control)  # returns in each fork too
     if request is None:
         os._exit(0)  # to take apart what was imported takes a second
-    _run(request)
+    _run(request, server)
 
 
 def _serve(control: socket.socket) -> dict[str, Any] | None:
@@ -87,11 +87,14 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
         return None
 
 
-def _run(request: dict[str, Any]) -> None:
+def _run(request: dict[str, Any], server: int) -> None:
     """Run the command as if this process had been started with it."""
     command: list[str] = request["command"]
     os.setsid()
     _show(command)
+    # Who gives up waiting for an answer kills the server, and then all with this command line.
+    if os.getppid() != server:
+        os._exit(1)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             with suppress(OSError):  # the one of this listing

@@ -130,6 +130,8 @@ class Processes:
         self._write(Record(name, 0, 0.0, mark, self._owner, dict(labels or {})))
         with self._open_out(name) as out:
             child = self._forked(command, out, environment or {}) if forked else None
+            if forked and child is None:
+                self.kill(name, mark=mark)  # a fork whose server could not tell of it any more
             child = child or subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -21,6 +21,7 @@ def _repeating(match: re.Match[str]) -> str:
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
+_PARTS = {"½": "1}{2", "⅓": "1}{3", "⅔": "2}{3", "¼": "1}{4", "¾": "3}{4"}
 # No pattern has two ways to read the same text, or looks further than a bounded distance.
 _SPELLINGS: tuple[tuple[re.Pattern[str], _Change], ...] = (
     # Emphasis of Markdown, which a power (`2**3`) is not.
@@ -28,7 +29,10 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], _Change], ...] = (
     (re.compile(r"\\fbox(?![a-zA-Z])"), r"\\boxed"),
     (re.compile(r"\\lbrace(?![a-zA-Z])"), r"\\{"),
     (re.compile(r"\\rbrace(?![a-zA-Z])"), r"\\}"),
-    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset "),
+    (re.compile(r"\\varnothing(?![a-zA-Z])|∅|^\s{0,9}\\\{\s{0,9}\\\}\s{0,9}$"), r"\\emptyset "),
+    (re.compile(r"∞"), r"\\infty "),
+    (re.compile(r"√\s?(\d{1,40}|[a-z])"), r"\\sqrt{\1}"),
+    (re.compile(r"[½⅓⅔¼¾]"), lambda m: rf"\frac{{{_PARTS[m[0]]}}}"),
     (re.compile(r"(?:\^\\degree|\\degree|\^?°)(?![a-zA-Z])"), r"^\\circ "),
     (re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])"), r"\\pi "),
     (re.compile(r"\\(?:text|mathrm)\{(?:([ei])|(infinity))\}"), lambda m: m[1] or r"\infty "),
@@ -46,6 +50,13 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], _Change], ...] = (
     (re.compile(r"(?<=\d)i(?![a-zA-Z])"), " i"),
     (re.compile(r"(\d{1,40})\.(\d{0,40})\\overline\{(\d{1,40})\}"), _repeating),
     (re.compile(r"(?<=[\w)}])\.(?=\s{0,9}\})"), ""),  # the end of a sentence in a box
+)
+# Behind a number alone: elsewhere, and with other letters, they are products of variables.
+_SHORT_UNIT = re.compile(
+    r"((?:^|[{$])\s{0,9}[+-]?\d[\d.,]{0,40})[ ]"
+    r"(?:[cdkmn]m|[km]?g|m?[lL]|m|s|in|ft|yd|mi|mph|kph|lbs?|oz|gal|pt|qt|min|sec|hrs?|days?|year|"
+    r"week|hour|feet|foot|inch|mile|yard|gram|cent|rpm|deg|rad)(?:/(?:s|h|min|hr|sec))?"
+    r"(?:\^?[23]|\^\{[23]\})?(?=\s{0,9}(?:\}|\$|$))"
 )
 _UNIT = re.compile(
     r"(?<=[\d}])\s{0,9}\\(?:text|mathrm|mbox)\{\s{0,9}(?!percent|pct)[^{}\d]{0,60}\}"
@@ -67,7 +78,7 @@ def spelled(text: str) -> str:
     """A response or an answer as math-verify reads it, without units in words."""
     for pattern, change in _SPELLINGS:
         text = pattern.sub(change, text)
-    return _UNIT.sub("", text)
+    return _SHORT_UNIT.sub(r"\1", _UNIT.sub("", text))
 
 
 def in_words(answer: str) -> bool:

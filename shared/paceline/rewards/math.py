@@ -188,7 +188,8 @@ def _written(task: Task, field: str) -> str:
 def _gold(answer: str) -> _Gold:
     written = spelled(final(answer))
     if not any(map(str.isalnum, written)):
-        raise InvalidError(f"the task's answer {answer[:100]!r} is empty; {_ALLOWED}")
+        what = "cannot be read" if written.strip() else "is empty"
+        raise InvalidError(f"the task's answer {answer[:100]!r} {what}; {_ALLOWED}")
     is_marked = "\\boxed" in written or _FORMULA.search(written)
     marked = written if is_marked else f"\\boxed{{{written}}}"
     try:

@@ -483,6 +483,7 @@ class JobDemand(_message.Message):
     FAILED_ATTEMPTS_FIELD_NUMBER: _builtins.int
     LAST_FAILURE_FIELD_NUMBER: _builtins.int
     FILTERED_FIELD_NUMBER: _builtins.int
+    EVAL_OPEN_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     queued: _builtins.int
     """episodes"""
@@ -505,6 +506,8 @@ class JobDemand(_message.Message):
     """of episodes, since the ledger was opened"""
     last_failure: _builtins.str
     """what the newest of them failed on"""
+    eval_open: _builtins.int
+    """tasks of the evaluation in progress that have no result yet"""
     @_builtins.property
     def filtered(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """groups that filters have dropped, by the reason that they gave"""
@@ -526,10 +529,11 @@ class JobDemand(_message.Message):
         failed_attempts: _builtins.int = ...,
         last_failure: _builtins.str = ...,
         filtered: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        eval_open: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_groups", b"accepted_groups", "failed_attempts", b"failed_attempts", "filtered", b"filtered", "group_size", b"group_size", "headroom_groups", b"headroom_groups", "job_id", b"job_id", "last_failure", b"last_failure", "leased", b"leased", "measuring", b"measuring", "queued", b"queued", "ready_groups", b"ready_groups", "sampled_tokens", b"sampled_tokens", "step", b"step", "trainer_wait_s", b"trainer_wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_groups", b"accepted_groups", "eval_open", b"eval_open", "failed_attempts", b"failed_attempts", "filtered", b"filtered", "group_size", b"group_size", "headroom_groups", b"headroom_groups", "job_id", b"job_id", "last_failure", b"last_failure", "leased", b"leased", "measuring", b"measuring", "queued", b"queued", "ready_groups", b"ready_groups", "sampled_tokens", b"sampled_tokens", "step", b"step", "trainer_wait_s", b"trainer_wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

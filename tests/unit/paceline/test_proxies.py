@@ -80,6 +80,15 @@ def test_programs_of_others_leave_out_this_machine_too(lower: list[str], upper: 
     assert without_loopback(after) == after
 
 
+@pytest.mark.parametrize("listed", ["*", "a.example, *"])
+def test_no_proxy_for_all_stays_so(listed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    after = without_loopback({"NO_PROXY": listed})
+    assert after == {"no_proxy": "*", "NO_PROXY": "*"}
+    monkeypatch.setenv("http_proxy", "http://p:1")
+    monkeypatch.setenv("no_proxy", after["no_proxy"])
+    assert environment_proxy("http://a.example") is None
+
+
 def test_the_library_of_others_reads_it_so() -> None:
     code = "from urllib.request import proxy_bypass as p; print(p('127.0.0.1:80'), p('a.example'))"
     variables = {"http_proxy": "http://p:1", **without_loopback({"NO_PROXY": "b.example"})}

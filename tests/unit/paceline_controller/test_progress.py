@@ -19,8 +19,11 @@ from paceline_controller.jobs.plan import LiveJob
 from paceline_controller.jobs.progress import (
     ABSENT_S,
     BUSY_S,
+    FEW_FAILURES,
     FRUITLESS_S,
+    LOADING_S,
     LOOK_EVERY_S,
+    STAGES,
     TRAINING_S,
     ProgressWatch,
     culprit,
@@ -63,7 +66,9 @@ class Source:
     def __init__(self) -> None:
         self.found: dict[str, Worker] = {}
         self.put(TRAINER, ROLLOUT, ENVIRONMENT)
-        self.wants = JobDemand(job_id=JOB.job_id, step=3, trainer_wait_s=1.0, leased=16)
+        self.wants = JobDemand(
+            job_id=JOB.job_id, step=3, trainer_wait_s=1.0, leased=16, sampled_tokens=500
+        )
         self.away = False
 
     def put(self, *workers: Worker) -> None:
@@ -81,6 +86,14 @@ class Source:
         wants = JobDemand()
         wants.CopyFrom(self.wants)
         return {JOB.job_id: wants}
+
+
+def change(
+    source: Source, name: str, *, load: Mapping[str, float] | None = None, **fields: int
+) -> None:
+    """Replace fields of a worker, and figures of its load."""
+    known = source.found[name]
+    source.put(replace(known, load={**known.load, **(load or {})}, **fields))
 
 
 class Watched:
@@ -113,23 +126,23 @@ KINDS: dict[str, tuple[Callable[[Source], object], str]] = {
     ),
     "rollout does not take new weights": (
         lambda s: (s.put(replace(ROLLOUT, active_version=2)), s.change(leased=0)),
-        "rollout: no worker has taken version 3; the newest served is 2",
+        "rollout: 1 of 1 workers have not taken version 3",
     ),
     "rollout hangs": (
         lambda s: s.put(worker(WorkerKind.ENVIRONMENT, waiting_generate=15, waiting_step=1)),
-        "rollout: 15 episodes wait for tokens",
+        "rollout: episodes wait for tokens",
     ),
     "reward hangs": (
         lambda s: s.put(worker(WorkerKind.ENVIRONMENT, waiting_score=16)),
-        "reward: 16 episodes wait for their scores",
+        "reward: episodes wait for their scores",
     ),
     "environment hangs": (
         lambda s: s.put(worker(WorkerKind.ENVIRONMENT, waiting_step=16)),
-        "environment: 16 episodes are in a step of their world",
+        "environment: episodes are in a step of their world",
     ),
     "experience does not store": (
         lambda s: s.put(worker(WorkerKind.ENVIRONMENT, waiting_submit=16)),
-        "experience: 16 episodes wait to be stored",
+        "experience: episodes wait to be stored",
     ),
     "environment cannot start": (
         lambda s: s.found.pop("environment-0"),
@@ -137,7 +150,7 @@ KINDS: dict[str, tuple[Callable[[Source], object], str]] = {
     ),
     "environment takes nothing": (
         lambda s: (s.change(queued=8), setattr(s.wants, "leased", 0)),
-        "environment: no worker takes the 8 episodes that are queued",
+        "environment: no worker takes the episodes that are queued",
     ),
     "environment asks for nothing": (
         lambda s: (s.change(headroom_groups=4), setattr(s.wants, "leased", 0)),
@@ -145,11 +158,11 @@ KINDS: dict[str, tuple[Callable[[Source], object], str]] = {
     ),
     "nothing may be admitted": (
         lambda s: setattr(s.wants, "leased", 0),
-        "experience: nothing is open and nothing may be admitted (limits of the job)",
+        "experience: no episode is open and none is admitted ",
     ),
     "environment worker was lost with its episodes": (
         lambda s: None,
-        "environment: 16 leased episodes, and no worker has them",
+        "environment: episodes are leased, and no worker has them",
     ),
     "trainer is gone": (
         lambda s: s.found.pop("trainer-0"),
@@ -165,11 +178,13 @@ async def test_the_status_names_the_culprit(kind: str) -> None:
     spoil(watched.source)
     if kind == "rollout does not take new weights":
         watched.source.wants.leased = 0
-    bound_s, _ = culprit(evidence_of(JOB, await watched.source.workers(), watched.source.wants))
-    assert ABSENT_S <= bound_s <= BUSY_S
+    seen = evidence_of(JOB, await watched.source.workers(), watched.source.wants)
+    served = any(each.active_version >= 0 for each in seen.rollouts)
+    bound_s = culprit(seen, served=served).bound_s
+    assert ABSENT_S <= bound_s <= LOADING_S
     assert await watched.after(bound_s - 1) == ""
     reason = await watched.after(1 + LOOK_EVERY_S)
-    assert reason == f"no progress since 00:00:00 UTC: {expected}"
+    assert reason.startswith(f"no progress since 00:00:00 UTC: {expected}")
     # Nothing is written again and again while it lasts.
     assert await watched.after(1000) == reason
     watched.source.change(step=4)
@@ -181,18 +196,83 @@ async def test_a_trainer_that_has_its_batch_has_more_time() -> None:
     watched.source.wants.trainer_wait_s = 0.0
     assert await watched.after(TRAINING_S - 1) == ""
     reason = await watched.after(1 + LOOK_EVERY_S)
-    assert reason.endswith("trainer: it has its batch and does not finish step 4")
+    assert reason.endswith("trainer: it does not finish step 4")
 
 
 async def test_work_for_attempts_that_all_fail_is_no_progress() -> None:
     watched, reason = Watched(), ""
-    for second in range(int(ABSENT_S + 2 * LOOK_EVERY_S)):
-        watched.source.put(replace(ROLLOUT, load={"tokens_generated": 1000.0 + second}))
-        watched.source.change(failed_attempts=second + 1, last_failure="scoring: no such file")
+    for second in range(int(BUSY_S + 2 * LOOK_EVERY_S)):
+        change(watched.source, "rollout-0", load={"tokens_generated": 2000 + second})
+        watched.source.change(
+            failed_attempts=2 * (second + 1), last_failure=f"scoring: no such file {second}"
+        )
         reason = await watched.after(1)
-    assert reason.endswith("every attempt of an episode fails: scoring: no such file")
-    watched.source.change(sampled_tokens=100)
+    assert re.fullmatch(r".*every attempt of an episode fails: scoring: no such file \d+", reason)
+    watched.source.change(failed_attempts=1000, last_failure="scoring: other words")
+    assert await watched.after(LOOK_EVERY_S) == reason
+    watched.source.change(sampled_tokens=1000)
     assert await watched.after(LOOK_EVERY_S) == ""
+
+
+@pytest.mark.parametrize("failed", [1, FEW_FAILURES - 1, 64])
+async def test_attempts_that_fail_once_are_no_reason(failed: int) -> None:
+    """Nor all of a worker that is lost, while other episodes go on."""
+    watched = Watched()
+    await watched.after(10)
+    watched.source.change(failed_attempts=failed, last_failure="the worker is gone")
+    for second in range(300):
+        change(watched.source, "rollout-0", load={"tokens_generated": 2000 + second})
+        assert await watched.after(1) == ""
+
+
+async def test_workers_that_load_the_model_for_the_first_time_have_longer() -> None:
+    watched = Watched()
+    change(watched.source, "rollout-0", active_version=-1)
+    watched.source.wants.leased = 0
+    assert await watched.after(LOADING_S - 1) == ""
+    change(watched.source, "rollout-0", active_version=3)
+    assert await watched.after(LOOK_EVERY_S) == ""
+    change(watched.source, "rollout-0", active_version=-1)
+    assert "none of 1 workers serves" in await watched.after(ABSENT_S + 2 * LOOK_EVERY_S)
+
+
+async def test_new_weights_may_spread_for_a_while() -> None:
+    watched = Watched()
+    await watched.after(0)
+    change(watched.source, "trainer-0", active_version=4)
+    watched.source.wants.leased = 0
+    assert await watched.after(LOADING_S - 1) == ""
+    assert "have not taken version 4" in await watched.after(2 * LOOK_EVERY_S)
+
+
+async def test_a_step_that_hangs_is_noticed_though_its_clock_runs() -> None:
+    watched, reason = Watched(), ""
+    watched.source.wants.trainer_wait_s = 0.0
+    for second in range(0, int(TRAINING_S) + 10, 10):
+        change(watched.source, "trainer-0", load={"step_s": second})
+        reason = await watched.after(10)
+    assert "does not finish step 4" in reason
+
+
+async def test_what_episodes_of_other_jobs_wait_for_is_not_said() -> None:
+    watched = Watched()
+    watched.source.put(worker(WorkerKind.ENVIRONMENT, waiting_score=500))
+    other = replace(JOB, job_id="other-1")
+    for _ in range(40):
+        await watched.watch.look([JOB, other])
+        watched.clock.pass_s(LOOK_EVERY_S)
+    reason = watched.watch.reason(JOB.job_id)
+    assert reason.endswith("environment, rollout or reward: no episode ends")
+
+
+@pytest.mark.parametrize("stage", ["step", "score"])
+async def test_an_evaluation_in_progress_has_the_time_of_its_episodes(stage: str) -> None:
+    watched = Watched()
+    watched.source.wants.leased = 0
+    watched.source.change(measuring=True, eval_open=8)
+    change(watched.source, "environment-0", load={f"waiting_{stage}": 8})
+    assert await watched.after(BUSY_S - 1) == ""
+    assert STAGES[stage] in await watched.after(2 * LOOK_EVERY_S)
 
 
 async def test_an_evaluation_that_hangs_is_noticed_though_the_trainer_has_a_batch() -> None:
@@ -200,14 +280,16 @@ async def test_an_evaluation_that_hangs_is_noticed_though_the_trainer_has_a_batc
     watched.source.wants.trainer_wait_s = 0.0
     watched.source.change(measuring=True)
     watched.source.put(worker(WorkerKind.ENVIRONMENT, waiting_generate=4))
-    assert (await watched.after(BUSY_S + LOOK_EVERY_S)).endswith("4 episodes wait for tokens")
+    assert (await watched.after(BUSY_S + LOOK_EVERY_S)).endswith("episodes wait for tokens")
 
 
 async def test_filters_that_drop_everything_are_named() -> None:
     watched = Watched()
+    watched.source.wants.filtered["zero_variance"] = 7  # before
+    await watched.after(0)
     for second in range(0, int(FRUITLESS_S) - 10, 10):
-        watched.source.wants.sampled_tokens = second
-        watched.source.wants.filtered["zero_variance"] = second
+        watched.source.wants.sampled_tokens = 1000 + second
+        watched.source.wants.filtered["zero_variance"] = 8 + second
         assert await watched.after(10) == ""
     watched.source.wants.sampled_tokens += 1
     reason = await watched.after(10 + LOOK_EVERY_S)
@@ -215,6 +297,9 @@ async def test_filters_that_drop_everything_are_named() -> None:
     assert re.fullmatch(f"no batch since 00:00:00 UTC: {dropped}", reason)
     watched.source.change(accepted_groups=1)
     assert await watched.after(LOOK_EVERY_S) == ""
+    for second in range(0, int(2 * FRUITLESS_S), 10):  # nothing was dropped since
+        watched.source.wants.sampled_tokens += second + 1
+        assert await watched.after(10) == ""
 
 
 async def test_a_long_step_of_a_world_has_the_time_that_its_job_allows() -> None:
@@ -223,7 +308,7 @@ async def test_a_long_step_of_a_world_has_the_time_that_its_job_allows() -> None
     patient = replace(JOB, spec=SPEC.model_copy(update={"tasks": tasks}))
     watched.source.put(worker(WorkerKind.ENVIRONMENT, waiting_step=16))
     assert await watched.after(599.0, patient) == ""
-    assert "16 episodes are in a step" in await watched.after(1 + LOOK_EVERY_S, patient)
+    assert "episodes are in a step" in await watched.after(1 + LOOK_EVERY_S, patient)
 
 
 async def test_what_is_not_known_is_not_said() -> None:
@@ -242,21 +327,13 @@ async def test_jobs_that_do_not_run_are_left_alone(state: JobState) -> None:
     assert await watched.after(BUSY_S - 1) == ""
 
 
-def change(
-    source: Source, name: str, *, load: Mapping[str, float] | None = None, **fields: int
-) -> None:
-    """Replace fields of a worker, and figures of its load."""
-    known = source.found[name]
-    source.put(replace(known, load={**known.load, **(load or {})}, **fields))
-
-
 MOVES: dict[str, Callable[[Source, int], object]] = {
     "step": lambda s, n: setattr(s.wants, "step", 100 + n),
     "groups": lambda s, n: setattr(s.wants, "accepted_groups", n),
-    "episodes": lambda s, n: setattr(s.wants, "sampled_tokens", n),
+    "episodes": lambda s, n: setattr(s.wants, "sampled_tokens", 1000 + n),
     "tokens": lambda s, n: change(s, "rollout-0", load={"tokens_generated": n}),
     "weights": lambda s, n: change(s, "rollout-0", active_version=100 + n),
-    "checkpoint": lambda s, n: change(s, "trainer-0", load={"checkpoint_s": n}),
+    "training": lambda s, n: change(s, "trainer-0", load={"tokens": n}),
     "restart": lambda s, n: change(s, "trainer-0", pid=n),
 }
 IDLE: dict[str, Callable[[Source, int], object]] = {
@@ -264,6 +341,7 @@ IDLE: dict[str, Callable[[Source, int], object]] = {
     "queue": lambda s, n: setattr(s.wants, "queued", n),
     "waiting": lambda s, n: setattr(s.wants, "trainer_wait_s", 1.0 + n),
     "reload": lambda s, n: change(s, "rollout-0", load={"swap_s": n}),
+    "clock": lambda s, n: change(s, "trainer-0", load={"step_s": n, "checkpoint_s": n}),
 }
 
 

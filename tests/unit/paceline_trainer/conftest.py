@@ -398,6 +398,7 @@ async def one_job(llama: Path) -> AsyncIterator[OneJob]:
         "model": {"path": str(llama)},
         "tasks": {"environment": "arithmetic"},
         "reward": [{"kind": "exact"}],
+        "rollout": {"engine": "simulated"},  # whose log-probs are made up as well
         "trainer": {"optimizer": {"lr": 1e-3}, "checkpoint": {"every": 2, "keep": 2}},
     }
     server = aio.server(interceptors=[ErrorInterceptor(metrics=Metrics())], options=SERVER_OPTIONS)

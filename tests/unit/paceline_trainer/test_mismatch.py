@@ -152,13 +152,15 @@ def test_an_engine_that_is_wrong_for_three_versions_ends_the_job(
     llama: Path, group: RankGroup, make_samples: Any
 ) -> None:
     mismatch, warned = make(llama, group), make(llama, group, on_excess="warn")
+    made_up = make(llama, group, on_excess="pass")
     for version in (3, 4, 5):
         samples = truthful(llama, make_samples(4, version=version))
         for sample in samples:
             sample.logprobs[:] = [logprob - 1.0 for logprob in sample.logprobs]
         data = columns(samples)
-        for each in (mismatch, warned):
+        for each in (mismatch, warned, made_up):
             publish(each, version)
+        assert "mismatch_noise" not in made_up.start(data, "tree")()
         assert warned.start(data, "tree")()["mismatch_kl"] > 0.5
         result = mismatch.start(data, "tree")
         if version < 5:

@@ -68,11 +68,18 @@ def _checks(rewards: Sequence[RewardSpec]) -> Iterator[tuple[str, _Check]]:
 def _problems(
     source: TaskSource, position: int, checks: Mapping[str, _Check], field: str
 ) -> Iterator[str]:
-    task = source[position]
+    try:
+        task = source[position]
+    except Exception:  # the boundary of a plug-in, whose task is dropped when it is drawn
+        return
     for part, check in checks.items():
         try:
             check(task)
+            continue
         except InvalidError as error:
-            where: Callable[[int], str] | None = getattr(source, "where", None)
-            place = where(position) if where is not None else f"task {position}"
-            yield f"{field}: {place}: {part}: {error.message}"
+            text = error.message
+        except Exception as error:  # the boundary of a plug-in
+            text = f"{type(error).__name__}: {error}"
+        where: Callable[[int], str] | None = getattr(source, "where", None)
+        place = where(position) if where is not None else f"task {position}"
+        yield f"{field}: {place}: {part}: {text}"

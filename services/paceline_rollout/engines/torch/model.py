@@ -38,7 +38,8 @@ class TorchModel(ForwardPasses):
         text: Any = config.get_text_config()
         _check_layers(text)
         _check_positions(text, max_context)
-        self._shares_prefixes = shares_prefixes(config, device)
+        with _BUILD_LOCK:
+            self._shares_prefixes = shares_prefixes(config, device)
         with _BUILD_LOCK, torch.device(device), no_init_weights():
             model: Any = AutoModelForCausalLM.from_config(
                 config,

@@ -31,7 +31,7 @@ def shares_prefixes(config: Any, device: str) -> bool:
     name = f"model type {config.model_type!r}"
     try:
         difference, shares = _compare(_reduced(config), device)
-    except InvalidError:
+    except (InvalidError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the boundary to the code of any model, which may raise anything
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -11,6 +11,7 @@ import pytest
 from paceline.config.job import RewardSpec
 from paceline.environments.dataset.tasks import DatasetTasks
 from paceline.errors import InvalidError
+from paceline.types import Task
 from paceline_experience.ledger.generation.golds import CHECK_S, check_golds
 from paceline_harness.data import InProcess
 
@@ -88,3 +89,22 @@ def test_no_job_waits_long_for_its_rows(tmp_path: Path) -> None:
         check_golds([part("numeric")], {"tasks.options": source}, clock=clock)
     assert refused.value.message.count("is no number") <= 10
     assert len(seen) == 11
+
+
+class Broken:
+    """A source that cannot make one of its tasks, and makes one that is no JSON."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, position: int) -> Task:
+        if position == 0:
+            raise KeyError("question")
+        return Task(f"t{position}", "rows", "{" if position == 1 else '{"answer": "1"}')
+
+
+def test_a_source_that_breaks_refuses_no_job_for_it() -> None:
+    with pytest.raises(InvalidError) as refused:
+        check_golds([part("math")], {"tasks.options": Broken()})
+    assert refused.value.message.startswith("tasks.options: task 1: reward.0: JSONDecodeError: ")
+    assert "task 0" not in refused.value.message
