@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from paceline.enums import ScoreStatus
@@ -32,10 +33,10 @@ def as_score(value: Any) -> Score:
         return infra_error(f"returned a part {wrong[:40]!r}: 1 to {MAX_NAME} printable characters")
     if len(parts) > MAX_PARTS:
         return infra_error(f"returned {len(parts)} parts; at most {MAX_PARTS} are allowed")
-    if not all(abs(each) <= MAX_REWARD for each in (reward, *parts.values())):
+    if not (abs(reward) <= MAX_REWARD and all(map(math.isfinite, parts.values()))):
         return infra_error(
             f"returned {reward!r} with parts {parts!r}; rewards have to be finite numbers "
-            f"from {-MAX_REWARD:g} to {MAX_REWARD:g}"
+            f"from {-MAX_REWARD:g} to {MAX_REWARD:g}, and parts finite"
         )
     return Score(
         reward=reward,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -69,6 +70,8 @@ def test_rewards_that_no_batch_can_hold_are_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [1e300, -1e300, 1e13, float("inf"), float("nan")])
 def test_a_refusal_says_what_is_allowed(value: float) -> None:
-    allowed = "rewards have to be finite numbers from -1e+12 to 1e+12"
+    allowed = "rewards have to be finite numbers from -1e+12 to 1e+12, and parts finite"
     assert as_score(value).detail == f"returned {value!r} with parts {{}}; {allowed}"
-    assert as_score(Score(reward=0.0, parts={"a": value})).detail.endswith(allowed)
+    part = as_score(Score(reward=0.0, parts={"a": value}))
+    assert part.detail.endswith("" if math.isfinite(value) else allowed)
+    assert (part.status is ScoreStatus.OK) == math.isfinite(value)
