@@ -4,6 +4,8 @@ The tests share one installation and run in this order.
 """
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +28,21 @@ SLOW = {"kind": "simulated", "batch_tokens_per_s": 200, "length": {"kind": "fixe
 MIXED = [{"kind": "regex", "pattern": "^[^0-4]*$"}]
 # From now on the trainer gets a thirtieth of its time, in pieces so small that what it waits for
 # hardly takes longer. Without a pause: it would make up for it with steps that have been sampled.
+# From outside of its pod, where it is the first process, which no other can stop.
 THROTTLE = """
-import contextlib, os, signal, time
+import contextlib, os, signal, sys, time
 from pathlib import Path
 ranks = []
 for path in Path("/proc").glob("[0-9]*/cmdline"):
     with contextlib.suppress(OSError):  # it has ended since
-        words = path.read_bytes().split(b"\\0")
-        if b"paceline_trainer" in words and b"torch.distributed.run" not in words:
+        words = path.read_bytes().decode(errors="replace").split("\\0")
+        if "paceline_trainer" in words and f"worker_id={sys.argv[1]}" in words:
             ranks.append(int(path.parent.name))
-assert ranks
-if os.fork():
-    os._exit(0)
-os.setsid()
-os.closerange(0, 3)
+(rank,) = ranks
+print("throttled", flush=True)
 while True:
     for number, pause_s in ((signal.SIGSTOP, 0.145), (signal.SIGCONT, 0.005)):
-        for rank in ranks:
-            os.kill(rank, number)
+        os.kill(rank, number)
         time.sleep(pause_s)
 """
 KINDS = (
@@ -140,8 +139,10 @@ def test_rollout_follows_the_trainer(installation: "Installation", demo_job: Job
         cluster.until(are_three, "3 workers", timeout_s=PATIENCE_S)
         assert {pod.rpartition("-spot-")[1] for pod in pods} == {"-spot-"}
         trainer = pod_of(installation, "trainer", job_id)
-        throttle = ["python", "-c", THROTTLE]
-        assert cluster.execute(trainer, throttle, timeout_s=PATIENCE_S) == (0, "")
+        command = [sys.executable, "-c", THROTTLE, trainer]
+        throttle = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert throttle.stdout is not None
+        assert throttle.stdout.readline() == b"throttled\n"
         cluster.until(
             lambda: len(installation.pods("rollout", job_id)) == 1, "1 worker", timeout_s=PATIENCE_S
         )
@@ -150,6 +151,7 @@ def test_rollout_follows_the_trainer(installation: "Installation", demo_job: Job
         counts = client.verify(job_id).counts
         client.cancel(job_id)
         assert client.wait(job_id, timeout_s=PATIENCE_S).status.state == "cancelled"
+    throttle.communicate(timeout=PATIENCE_S)  # ends with the trainer
     assert counts["admitted"] > 0
     cluster.until(
         lambda: not objects_of(installation, job_id),
