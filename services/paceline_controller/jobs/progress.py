@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import PacelineError
@@ -13,6 +13,7 @@ from paceline.telemetry.logs import Log
 from paceline.types import Worker
 from paceline.v1.experience_pb2 import JobDemand
 from paceline_controller.jobs.plan import LiveJob
+from paceline_controller.scaling.scaler import DemandSource
 
 LOOK_EVERY_S = 2.0
 # How long nothing may have moved, while the trainer waits for its batch or an evaluation is open.
@@ -39,18 +40,6 @@ STAGES = {
     "submit": "experience: episodes wait to be stored",
 }
 log = Log("progress")
-
-
-class Figures(Protocol):
-    """Where workers and demand are read from: the experience service."""
-
-    async def workers(self) -> Sequence[Worker]:
-        """All workers in the roster."""
-        ...
-
-    async def demand(self) -> Mapping[str, JobDemand]:
-        """Demand of each live job."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +127,7 @@ class ProgressWatch:
     def __init__(
         self,
         *,
-        source: Figures,
+        source: DemandSource,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -147,11 +136,11 @@ class ProgressWatch:
         self._wall = wall
         self._due_s = 0.0
         self._watched: dict[str, Watched] = {}
-        self._reasons: dict[str, str] = {}
 
     def reason(self, job_id: str) -> str:
         """Since when a job has made no progress, and because of whom; empty: it gets on."""
-        return self._reasons.get(job_id, "")
+        watched = self._watched.get(job_id)
+        return "" if watched is None else watched.reason[2]
 
     async def look(self, jobs: Iterable[LiveJob]) -> None:
         """Look at running jobs again, if it is time."""
@@ -161,7 +150,7 @@ class ProgressWatch:
         self._due_s = now_s + LOOK_EVERY_S
         running = [job for job in jobs if job.state is JobState.RUNNING]
         if not running:
-            self._watched, self._reasons = {}, {}
+            self._watched = {}
             return
         try:
             workers, demand = await self._source.workers(), await self._source.demand()
@@ -182,36 +171,33 @@ class ProgressWatch:
             job_id: _moved(self._watched.get(job_id), seen, now_s)
             for job_id, seen in evidence.items()
         }
-        self._reasons = {
-            job_id: reason
-            for job_id, watched in self._watched.items()
-            if (reason := self._reason(watched, now_s))
-        }
+        for watched in self._watched.values():
+            self._judge(watched, now_s)
 
-    def _reason(self, watched: Watched, now_s: float) -> str:
+    def _judge(self, watched: Watched, now_s: float) -> None:
         seen = watched.seen
         # Work for attempts that all fail is none.
         failing = watched.failing
         since_s = watched.episode_s if failing else max(watched.episode_s, watched.work_s)
         found = culprit(seen, failing=failing, served=watched.served)
         if now_s - since_s >= found.bound_s:
-            return self._words(watched, "no progress", since_s, now_s, found)
+            self._say(watched, "no progress", since_s, now_s, found)
+            return
         dropped = sum(seen.demand.filtered.values()) > watched.filtered
         if seen.demand.trainer_wait_s > 0 and dropped and now_s - watched.batch_s >= FRUITLESS_S:
             filters = Culprit(FRUITLESS_S, "filters drop every group", _most(seen.demand))
-            return self._words(watched, "no batch", watched.batch_s, now_s, filters)
+            self._say(watched, "no batch", watched.batch_s, now_s, filters)
+            return
         watched.reason = (0.0, "", "")
-        return ""
 
-    def _words(
+    def _say(
         self, watched: Watched, what: str, since_s: float, now_s: float, found: Culprit
-    ) -> str:
-        """The reason; it stays the same for as long as it holds, as every change is stored."""
-        known_s, why, words = watched.reason
+    ) -> None:
+        """Set the reason; it stays the same while it holds, as every change is stored."""
+        known_s, why, _ = watched.reason
         if (known_s, why) != (since_s, found.why):
             words = f"{what} since {self._time(since_s, now_s)}: {found.why}{found.detail}"
             watched.reason = (since_s, found.why, words)
-        return words
 
     def _time(self, since_s: float, now_s: float) -> str:
         """A moment rather than a duration: the reason stays the same as time passes."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 import numpy as np
@@ -171,9 +172,7 @@ class Mismatch:
             raise InvalidError(problem)
         if problem:
             log.warning("engine and trainer disagree", problem=problem)
-        whole = compared[0].differences
-        for check in compared[1:]:
-            whole = whole.joined(check.differences)
+        whole = reduce(Differences.joined, (check.differences for check in compared))
         noises = [check.noise for check in compared if check.noise is not None]
         return {
             "mismatch_kl": whole.kl,

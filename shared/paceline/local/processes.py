@@ -129,9 +129,7 @@ class Processes:
         # Saved before the start, so that a supervisor killed now leaves no unknown process.
         self._write(Record(name, 0, 0.0, mark, self._owner, dict(labels or {})))
         with self._open_out(name) as out:
-            child = self._forked(command, out, environment or {}) if forked else None
-            if forked and child is None:
-                self.kill(name, mark=mark)  # a fork whose server could not tell of it any more
+            child = self._forked(name, command, mark, out, environment or {}) if forked else None
             child = child or subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -229,7 +227,12 @@ class Processes:
         return KILLED
 
     def _forked(
-        self, command: Sequence[str], out: IO[bytes], environment: Mapping[str, str]
+        self,
+        name: str,
+        command: Sequence[str],
+        mark: str,
+        out: IO[bytes],
+        environment: Mapping[str, str],
     ) -> ForkedProcess | None:
         """None without a fork server; one that had worked is started again for the next process."""
         if self._fork_server is None:
@@ -238,6 +241,7 @@ class Processes:
             return self._fork_server.start(command, output=out, environment=environment)
         except UnavailableError as error:
             log.warning("started without the fork server", error=error)
+            self.kill(name, mark=mark)  # a fork of which the server could not tell any more
             if self._fork_server.lost and self._fork_server.ready:
                 self.preload()
             return None
