@@ -9,11 +9,10 @@ from paceline.config import JobSpec
 from paceline.config.load import shown
 from paceline.errors import ConfigError
 from paceline.models.parsing import ParseError, parse
+from paceline.models.shallow import SERVED_LAYERS
 from paceline.plugins import MAX_STOP_TOKENS
 
 _FILES = ("config.json", "generation_config.json")
-# What the torch engine computes; layers of other kinds keep a state, not keys and values.
-_SERVED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 _WITHOUT_ATTENTION = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv"}
 _TORCH = "torch"
 
@@ -66,10 +65,10 @@ def _engine_problems(declared: Mapping[str, Any], max_context: int) -> Iterator[
         )
     layers = declared.get("layer_types")
     kinds = {str(each) for each in cast("list[Any]", layers)} if isinstance(layers, list) else set()
-    if other := sorted(kinds - _SERVED_LAYERS):
+    if other := sorted(kinds - SERVED_LAYERS):
         yield (
             f"model.path: config.json: layer_types has {other[0]!r}, which the engine 'torch' "
-            f"lacks; allowed: {', '.join(sorted(_SERVED_LAYERS))}; or another rollout.engine"
+            f"lacks; allowed: {', '.join(sorted(SERVED_LAYERS))}; or another rollout.engine"
         )
     if (model_type := declared.get("model_type")) in _WITHOUT_ATTENTION:
         yield (

@@ -1,9 +1,13 @@
-"""A model's configuration with few layers, to try what does not depend on their number."""
+"""Kinds of a model's layers: those that are served, and a configuration with few of each."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
+
+SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""Kinds of layers, as `layer_types` names them, that the torch engine computes; others keep a state
+instead of keys and values."""
 
 
 def shallow(config: Any) -> Any:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from paceline.errors import InvalidError
+from paceline.models.shallow import SERVED_LAYERS
 from paceline.plugins import WeightSnapshot
 from paceline_rollout.engines.torch.forward import ATTENTION, ForwardPasses
 from paceline_rollout.engines.torch.packed import Packed
@@ -22,7 +23,6 @@ from paceline_rollout.engines.torch.weights import DTYPES, ModelTensors, Weights
 # `no_init_weights` patches functions of torch for the whole process: two threads in it at once
 # would leave them patched, and weights would never be initialised again.
 _BUILD_LOCK = threading.Lock()
-_SERVED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 # Scale positions by the length of the sequence, once it is longer than in the model's pretraining.
 _ROPE_BY_LENGTH = {"dynamic", "longrope"}
 
@@ -81,10 +81,10 @@ def _token_bytes(text: Any, item: int) -> int:
 
 def _check_layers(text: Any) -> None:
     kinds = set(getattr(text, "layer_types", None) or {"full_attention"})
-    if kinds - _SERVED_LAYERS:
-        unsupported = sorted(kinds - _SERVED_LAYERS)[0]
+    if kinds - SERVED_LAYERS:
+        unsupported = sorted(kinds - SERVED_LAYERS)[0]
         raise InvalidError(
-            f"model: layers of type {unsupported!r}; allowed: {sorted(_SERVED_LAYERS)}"
+            f"model: layers of type {unsupported!r}; allowed: {sorted(SERVED_LAYERS)}"
         )
 
 
