@@ -220,16 +220,21 @@ class Meter:
         ran, waited, _ = (int(part) / 1e9 for part in self._times.read_text().split())
         return self._engine.status().tokens_generated, time.perf_counter(), waited, ran
 
-    def read(self) -> dict[str, float]:
-        """Rates since the last call."""
+    def read(self) -> dict[str, float | None]:
+        """Rates since the last call; None where the engine's thread did not run in between."""
         last, self._last = self._last, self._now()
         tokens, seconds, waited_s, ran_s = (b - a for a, b in zip(last, self._last, strict=True))
         return {
             "seconds": seconds,
-            "tokens_per_s": tokens / seconds,
-            "tokens_per_s_not_waiting": tokens / (seconds - waited_s),
-            "tokens_per_processor_s": tokens / ran_s,
+            "tokens_per_s": rate(tokens, seconds),
+            "tokens_per_s_not_waiting": rate(tokens, seconds - waited_s),
+            "tokens_per_processor_s": rate(tokens, ran_s),
         }
+
+
+def rate(tokens: float, seconds: float) -> float | None:
+    """Tokens per second; None over no time."""
+    return tokens / seconds if seconds > 0 else None
 
 
 async def transfers(case: Case, bits_per_s: float, rounds: int) -> dict[str, Any]:
@@ -255,12 +260,18 @@ async def transfers(case: Case, bits_per_s: float, rounds: int) -> dict[str, Any
     }
 
 
-def shares(rows: list[dict[str, Any]], part: str, key: str) -> float:
-    """Median over the rounds of a rate, relative to the mean just before and after."""
-    around = [statistics.mean(row[name][key] for name in ("before", "after")) for row in rows]
-    return statistics.median(
-        row[part][key] / usual for row, usual in zip(rows, around, strict=True)
-    )
+def shares(rows: list[dict[str, Any]], part: str, key: str) -> float | None:
+    """Median over the rounds of a rate, relative to the mean just before and after.
+
+    Rounds without a rate are left out; None if all are.
+    """
+    known = [
+        row[part][key] / statistics.mean(around)
+        for row in rows
+        if row[part][key] is not None
+        and all(around := [row[name][key] or 0.0 for name in ("before", "after")])
+    ]
+    return statistics.median(known) if known else None
 
 
 async def transfer(
