@@ -20,6 +20,7 @@ from paceline.files import locked, read_json, token_of
 from paceline_harness.isolation import isolate_this_process, remove
 from paceline_harness.monitoring.prometheus import MISSING, Prometheus, installed
 from paceline_harness.patience import PATIENCE_S
+from paceline_harness.processes import share_fork_server
 
 if TYPE_CHECKING:
     from paceline_trainer.ranks.distributed import RankGroup
@@ -99,14 +100,25 @@ def sglang_python() -> str:
     return str(SGLANG_PYTHON)
 
 
+def of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of a run share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One fork server for all platforms of a run, as its imports take seconds."""
+    share_fork_server(of_the_run(tmp_path_factory))
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of some thousand parameters with a character tokenizer.
 
     Made once for all processes of a run, as its imports take seconds.
     """
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "models" / "tiny"
+    folder = of_the_run(tmp_path_factory) / "models" / "tiny"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with locked(folder.with_suffix(".lock")):
         if not (folder / "config.json").exists():
@@ -203,7 +215,7 @@ def is_ready(addresses: dict[str, Any] | None) -> bool:
 
 
 @pytest.fixture(scope="session")
-def start_platform() -> Iterator[Callable[..., Platform]]:
+def start_platform(forks: None) -> Iterator[Callable[..., Platform]]:
     """Starts platforms, which are stopped after the tests."""
     started: list[subprocess.Popen[bytes]] = []
 

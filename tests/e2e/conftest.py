@@ -14,6 +14,11 @@ from paceline_harness.patience import PATIENCE_S
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forks_of_commands(forks: None) -> None:
+    """Platforms that tests start by `paceline run` have the shared fork server too."""
+
+
 @pytest.fixture(scope="session")
 def demo_model(pytestconfig: pytest.Config) -> Path:
     """The demo's model."""

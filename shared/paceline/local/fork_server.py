@@ -24,6 +24,8 @@ from paceline.telemetry.logs import Log
 
 log = Log("fork-server")
 
+SHARED = "PACELINE_FORK_SERVER"
+"""Environment variable: the socket at which a fork server serves all platforms of a machine."""
 READY_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 10.0
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -49,26 +51,38 @@ class ForkServer:
     """A process with the modules imported; its forks outlive it and this object."""
 
     def __init__(
-        self, modules: Sequence[str], *, output: Path, environment: Mapping[str, str]
+        self, control: socket.socket, process: subprocess.Popen[bytes] | None = None
     ) -> None:
-        """Start it, without waiting for its imports; `output` is a file for what it prints."""
+        """`process`: the server itself, if it is to end with this object."""
         self._lock = threading.Lock()
         self._codes: dict[int, int] = {}
         self.ready = False  # it has done its imports, once
         self._lost = False
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        name = "paceline.local.fork_server_process"
-        with theirs, output.open("ab") as out:
-            self._process = subprocess.Popen(
-                # The last argument makes room for the command lines of the forks.
-                [sys.executable, "-P", "-m", name, *modules, "-" * LONGEST_COMMAND],
-                stdin=theirs.fileno(),
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                umask=0o077,
-                env={**os.environ, **environment},
-            )
+        self._control, self._process = control, process
+
+    @classmethod
+    def launch(
+        cls, modules: Sequence[str], *, output: Path, environment: Mapping[str, str]
+    ) -> ForkServer:
+        """Start one, without waiting for its imports; `output` is a file for what it prints."""
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            return cls(control, _launched(modules, theirs, output, environment))
+
+    @classmethod
+    def connect(cls, path: str) -> ForkServer:
+        """Use the one that serves at this socket.
+
+        Raises:
+            UnavailableError: none does.
+        """
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            control.connect(path)
+        except OSError as error:
+            control.close()
+            raise UnavailableError(f"no fork server at {path}: {error}") from error
+        return cls(control)
 
     @property
     def lost(self) -> bool:
@@ -80,22 +94,29 @@ class ForkServer:
     ) -> ForkedProcess:
         """Fork a process that runs `[python, "-P", "-m", module, *arguments]` in a session.
 
-        `environment`: variables that differ from those of the fork server.
+        `environment`: all its variables.
 
         Raises:
-            UnavailableError: the fork server has ended or does not answer; or the command is long.
+            UnavailableError: the fork server has ended, does not answer, or cannot make a process
+                as it would be with this interpreter and environment; or the command is long.
         """
         if (length := len("\0".join(command).encode())) >= LONGEST_COMMAND:
             raise UnavailableError(f"a command of {length} bytes: at most {LONGEST_COMMAND}")
-        request = json.dumps({"command": list(command), "environment": dict(environment)}).encode()
+        content = {"command": list(command), "environment": dict(environment)}
+        request = json.dumps({**content, "folder": os.getcwd()}).encode()
+        if len(request) > MAX_PACKET:
+            raise UnavailableError(f"a request of {len(request)} bytes: at most {MAX_PACKET}")
         with self._lock, self._lost_if_it_fails():
             if not self.ready:
                 self._receive(READY_TIMEOUT_S)
             socket.send_fds(self._control, [request], [output.fileno()])
             while True:
-                if pid := self._receive(ANSWER_TIMEOUT_S).get("pid"):
+                answer = self._receive(ANSWER_TIMEOUT_S)
+                if pid := answer.get("pid"):
                     self._codes.pop(pid, None)  # of an older process with this number
                     return ForkedProcess(self, pid)
+                if why := answer.get("refused"):
+                    raise UnavailableError(f"the fork server is another: {why}")
 
     def code_of(self, pid: int) -> int | None:
         """The exit code of a fork, as of `Popen`; None if it has not ended, or cannot be known."""
@@ -113,8 +134,9 @@ class ForkServer:
         """End it."""
         self._lost = True
         self._control.close()
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     @contextmanager
     def _lost_if_it_fails(self) -> Generator[None]:
@@ -139,6 +161,34 @@ class ForkServer:
         if "ended" in answer:
             self._codes[answer["ended"]] = answer["code"]
         return answer
+
+
+def launch_shared(
+    modules: Sequence[str], *, path: str, output: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a fork server at this socket; it ends with the process that calls this."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(128)
+        return _launched(modules, listener, output, environment)
+
+
+def _launched(
+    modules: Sequence[str], control: socket.socket, output: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    name = "paceline.local.fork_server_process"
+    with output.open("ab") as out:
+        return subprocess.Popen(
+            # The last argument makes room for the command lines of the forks.
+            [sys.executable, "-P", "-m", name, *modules, "-" * LONGEST_COMMAND],
+            stdin=control.fileno(),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            umask=0o077,
+            env=dict(environment),
+        )
 
 
 class ForkedProcess:

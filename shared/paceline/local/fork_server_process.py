@@ -1,12 +1,13 @@
 """The process of a fork server: `python -P -m paceline.local.fork_server_process MODULE… PADDING`.
 
-Standard input is the control socket; messages are JSON, one per packet:
+Standard input is the control socket, or listens for several; messages are JSON, one per packet:
 
     from it  {"ready": true} after its imports
-    to it    {"command": […], "environment": {…}} with the descriptor of an output file
-    from it  {"pid": …} of the fork, and {"ended": pid, "code": …} when one has ended
+    to it    {"command": […], "environment": {…}, "folder": …} with the descriptor of an output file
+    from it  {"pid": …} of the fork or {"refused": why}, and {"ended": pid, "code": …} when one has
+             ended
 
-It ends with the control socket; its forks do not.
+It ends with the control socket or, if it listens, with its parent; its forks do not.
 """
 
 from __future__ import annotations
@@ -19,22 +20,27 @@ import os
 import random
 import runpy
 import select
+import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 LONGEST_COMMAND = 1024
-MAX_PACKET = 1 << 16
+MAX_PACKET = 1 << 17
 _ARG_START, _ARG_END = 47, 48  # fields of /proc/self/stat, from 0
+# Variables that are read when Python starts or a module is imported: a fork cannot change them.
+_READ_EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "HF_", "TRANSFORMERS_", "GRPC_")
 
 
 def main() -> None:
     """Import the modules and serve; in a fork this runs its command."""
     control = socket.socket(fileno=os.dup(0))
     _to_null()
+    before = dict(os.environ)
     for module in sys.argv[1:-1]:
         importlib.import_module(module)
     if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
@@ -42,52 +48,120 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # else each fork would walk, and so copy, all that was imported
     server = os.getpid()
-    request = _serve(control)  # returns in each fork too
+    request = _Server(control, before).serve()  # returns in each fork too
     if request is None:
         os._exit(0)  # to take apart what was imported takes a second
-    _run(request, server)
+    _run(request, server, before)
 
 
-def _serve(control: socket.socket) -> dict[str, Any] | None:
-    """None when nobody is left to serve; in a fork, what it is to run."""
-    forks: dict[int, int] = {}  # pid by pidfd
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    try:
-        _send(control, {"ready": True})
-        while True:
-            for descriptor, _ in poll.poll():
-                if descriptor in forks:
-                    pid = forks.pop(descriptor)
-                    poll.unregister(descriptor)
-                    os.close(descriptor)
-                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                    _send(control, {"ended": pid, "code": code})
-                    continue
-                packet, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET, 1)
-                if not packet:
+class _Server:
+    """Answers everybody who is connected, until nobody can be any more."""
+
+    def __init__(self, control: socket.socket, environment: Mapping[str, str]) -> None:
+        """`environment`: of this process when it started."""
+        self._environment = environment
+        self._connections: dict[int, socket.socket] = {}
+        self._forks: dict[int, tuple[int, socket.socket]] = {}  # pid and who asked, by pidfd
+        self._poll = select.poll()
+        self._listener: socket.socket | None = None
+        self._parent = -1
+        if control.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            self._listener = control
+            self._parent = os.pidfd_open(os.getppid())
+            self._poll.register(control, select.POLLIN)
+            self._poll.register(self._parent, select.POLLIN)
+        else:
+            self._connect(control)
+
+    def serve(self) -> dict[str, Any] | None:
+        """None when nobody is left to serve; in a fork, what it is to run."""
+        while self._connections or self._listener is not None:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._parent:
                     return None
-                (output,) = descriptors
-                waits, prepared = os.pipe()
-                pid = os.fork()
-                if pid == 0:
-                    control.detach()  # closed by number, as all that a new process would not have
-                    os.dup2(output, 1)
-                    os.dup2(output, 2)
-                    return json.loads(packet)
-                os.close(output)
-                os.close(prepared)
-                os.read(waits, 1)  # until the fork can be told by its session and command line
-                os.close(waits)
-                pidfd = os.pidfd_open(pid)
-                forks[pidfd] = pid
-                poll.register(pidfd, select.POLLIN)
-                _send(control, {"pid": pid})
-    except ConnectionError:
+                if descriptor in self._forks:
+                    self._ended(descriptor)
+                elif self._listener is not None and descriptor == self._listener.fileno():
+                    self._connect(self._listener.accept()[0])
+                elif (connection := self._connections.get(descriptor)) is not None:
+                    request = self._answer(connection)
+                    if request is not None:
+                        return request
         return None
 
+    def _connect(self, connection: socket.socket) -> None:
+        self._connections[connection.fileno()] = connection
+        self._poll.register(connection, select.POLLIN)
+        self._send(connection, {"ready": True})
 
-def _run(request: dict[str, Any], server: int) -> None:
+    def _answer(self, connection: socket.socket) -> dict[str, Any] | None:
+        """Fork for a request; returns it in the fork only."""
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(connection, MAX_PACKET, 1)
+        except ConnectionError:
+            packet, descriptors = b"", []
+        if not packet:
+            self._drop(connection)
+            return None
+        (output,) = descriptors
+        request: dict[str, Any] = json.loads(packet)
+        if why := self._refusal(request):
+            os.close(output)
+            self._send(connection, {"refused": why})
+            return None
+        waits, prepared = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            # Closed by number, as all that a new process would not have.
+            for each in (*self._connections.values(), *filter(None, (self._listener,))):
+                each.detach()
+            return request
+        os.close(output)
+        os.close(prepared)
+        os.read(waits, 1)  # until the fork can be told by its session and command line
+        os.close(waits)
+        pidfd = os.pidfd_open(pid)
+        self._forks[pidfd] = pid, connection
+        self._poll.register(pidfd, select.POLLIN)
+        if not self._send(connection, {"pid": pid}):
+            os.kill(pid, signal.SIGKILL)  # nobody knows of it
+        return None
+
+    def _refusal(self, request: dict[str, Any]) -> str:
+        if request["command"][0] != sys.executable:
+            return f"it runs {sys.executable}"
+        names = {*self._environment, *request["environment"]}
+        for name in sorted(names):
+            differs = self._environment.get(name) != request["environment"].get(name)
+            if differs and name.startswith(_READ_EARLY):
+                return f"it was started with another {name}"
+        return ""
+
+    def _ended(self, pidfd: int) -> None:
+        pid, connection = self._forks.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if connection.fileno() >= 0:
+            self._send(connection, {"ended": pid, "code": code})
+
+    def _send(self, connection: socket.socket, message: dict[str, Any]) -> bool:
+        try:
+            connection.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+        except (ConnectionError, BlockingIOError):  # gone, or has read nothing for long
+            self._drop(connection)
+            return False
+        return True
+
+    def _drop(self, connection: socket.socket) -> None:
+        if self._connections.pop(connection.fileno(), None) is not None:
+            self._poll.unregister(connection)
+            connection.close()
+
+
+def _run(request: dict[str, Any], server: int, before: Mapping[str, str]) -> None:
     """Run the command as if this process had been started with it."""
     command: list[str] = request["command"]
     os.setsid()
@@ -99,7 +173,10 @@ def _run(request: dict[str, Any], server: int) -> None:
         if int(name) > 2:
             with suppress(OSError):  # the one of this listing
                 os.close(int(name))
-    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    of_imports = {name: value for name, value in os.environ.items() if name not in before}
+    os.environ.clear()
+    os.environ.update({**of_imports, **request["environment"]})
     _reseed()
     importlib.invalidate_caches()
     module = command[command.index("-m") + 1]
@@ -127,10 +204,6 @@ def _to_null() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-
-
-def _send(control: socket.socket, message: dict[str, Any]) -> None:
-    control.send(json.dumps(message).encode())
 
 
 if __name__ == "__main__":

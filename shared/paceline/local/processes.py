@@ -89,12 +89,18 @@ class Processes:
         self._records = {record.name: record for record in records}
 
     def preload(self) -> None:
-        """Start the fork server, if it has something to import and can be of use here."""
-        if self._preloaded and fork_server.is_useful():
-            output = self._logs / "fork-server.out"
-            self._fork_server = ForkServer(
-                self._preloaded, output=output, environment=_environment({})
-            )
+        """Start or join a fork server, if there is something to import and it is of use here."""
+        if not self._preloaded or not fork_server.is_useful():
+            return
+        environment = _environment({})
+        if shared := environment.get(fork_server.SHARED):
+            with contextlib.suppress(UnavailableError):
+                self._fork_server = ForkServer.connect(shared)
+                return
+        output = self._logs / "fork-server.out"
+        self._fork_server = ForkServer.launch(
+            self._preloaded, output=output, environment=environment
+        )
 
     def close(self) -> None:
         """End the fork server; the processes go on."""
@@ -238,7 +244,9 @@ class Processes:
         if self._fork_server is None:
             return None
         try:
-            return self._fork_server.start(command, output=out, environment=environment)
+            return self._fork_server.start(
+                command, output=out, environment=_environment(environment)
+            )
         except UnavailableError as error:
             log.warning("started without the fork server", error=error)
             self.kill(name, mark=mark)  # a fork of which the server could not tell any more

@@ -1,11 +1,19 @@
-"""Helpers for processes of tests: those that are killed, and where ranks compute."""
+"""Helpers for processes of tests: what they fork from, who is killed, where ranks compute."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
+
+from paceline.errors import UnavailableError
+from paceline.files import locked
+from paceline.local import fork_server
+from paceline.local.fork_server import ForkServer, launch_shared
+from paceline.local.processes import ENVIRONMENT
 
 ON_CPU: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": ""}
 """Added to the environment of ranks that may get no GPU."""
@@ -16,6 +24,24 @@ def place_of(ranks: int) -> Mapping[str, str]:
     import torch
 
     return {} if torch.cuda.device_count() >= ranks else ON_CPU
+
+
+def share_fork_server(folder: Path) -> None:
+    """Let the platforms of all test processes fork their trainers from one process."""
+    from paceline_controller.runtimes.process import PRELOADED
+
+    if not fork_server.is_useful():
+        return
+    path = str(folder / "forks")
+    with locked(folder / "forks.lock"):
+        try:
+            ForkServer.connect(path).close()
+        except UnavailableError:
+            Path(path).unlink(missing_ok=True)
+            environment = {**os.environ, **ENVIRONMENT}
+            output = folder / "forks.out"
+            launch_shared(PRELOADED, path=path, output=output, environment=environment)
+    os.environ[fork_server.SHARED] = path
 
 
 def goes_on(process: psutil.Process) -> bool:
