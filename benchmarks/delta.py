@@ -46,12 +46,16 @@ DISTANCES = (1, 2, 5)
 ANSWERS, NEW = 4, 16
 LINK_BITS_PER_S = 1e9
 Snapshot = memoryview
+Reward = Callable[[str, int], bool]
 
 
 class Rollouts:
     """Batches of answers with advantages, all sampled from the starting policy."""
 
-    def __init__(self, model: Any, folder: Path, *, steps: int, groups: int) -> None:
+    def __init__(
+        self, model: Any, folder: Path, *, steps: int, groups: int, reward: Reward
+    ) -> None:
+        self._reward = reward
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._chance = random.Random(0)
         self._groups = groups
@@ -72,7 +76,7 @@ class Rollouts:
                 pad_token_id=self._tokenizer.eos_token_id,
             )
             answers = self._tokenizer.batch_decode(tokens[:, ids.shape[1] :])
-            rewards = torch.tensor([float(is_right(a, left + right)) for a in answers])
+            rewards = torch.tensor([float(self._reward(a, left + right)) for a in answers])
             if rewards.std() > 0:
                 advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
                 found.append((tokens.clone(), ids.shape[1], advantages))
@@ -88,6 +92,11 @@ def is_right(answer: str, wanted: int) -> bool:
     """Whether the last number of an answer is this one."""
     numbers = re.findall(r"\d+", answer)
     return bool(numbers) and int(numbers[-1]) == wanted
+
+
+def is_even(answer: str, wanted: int) -> bool:
+    """The reward of a smoke, whose model hardly ever answers with the right number."""
+    return sum(map(ord, answer)) % 2 == 0
 
 
 def loss_of(model: Any, batch: Sequence[tuple[Tensor, int, Tensor]]) -> Tensor:
@@ -274,7 +283,8 @@ def main() -> None:
         parser.error(f"--steps {given.steps}; allowed: {max(DISTANCES)} or more")
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    rollouts = Rollouts(model, folder, steps=given.steps, groups=given.groups)
+    reward = is_even if given.smoke else is_right
+    rollouts = Rollouts(model, folder, steps=given.steps, groups=given.groups, reward=reward)
     found: dict[str, Any] = {"machine": machine(), "steps": given.steps, "rows": []}
     for rate in given.rates:
         for start in STARTS:

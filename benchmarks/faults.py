@@ -45,7 +45,7 @@ PROFILES = {
     "smoke": Profile(
         rounds=1,
         faults_per_job=3,
-        steps=40,
+        steps=15,
         wall_s=600.0,
         budget_s=600.0,
         patience_s=300.0,
