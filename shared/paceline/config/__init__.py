@@ -1,14 +1,21 @@
-"""The job file and the settings of services, as closed pydantic models. Imports nothing heavy."""
+"""The job file and the settings of services, as closed pydantic models. Imports nothing heavy.
 
-from paceline.config.job import JobSpec
-from paceline.config.load import (
-    load_job,
-    load_settings,
-    parse_arguments,
-    parse_job,
-    resolve_job,
-)
-from paceline.config.service import ServiceSettings
+These names are imported lazily: one section of the settings does not need all of the job file.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.config.job import JobSpec
+    from paceline.config.load import (
+        load_job,
+        load_settings,
+        parse_arguments,
+        parse_job,
+        resolve_job,
+    )
+    from paceline.config.service import ServiceSettings
 
 __all__ = [
     "JobSpec",
@@ -19,3 +26,19 @@ __all__ = [
     "parse_job",
     "resolve_job",
 ]
+
+_LAZY = {
+    "JobSpec": "paceline.config.job",
+    "ServiceSettings": "paceline.config.service",
+    "load_job": "paceline.config.load",
+    "load_settings": "paceline.config.load",
+    "parse_arguments": "paceline.config.load",
+    "parse_job": "paceline.config.load",
+    "resolve_job": "paceline.config.load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -19,6 +19,8 @@ from paceline.code.sealed import sandbox_for
 from paceline.config import JobSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
+from paceline.data import JobData
+from paceline.data.errors import raise_answer
 from paceline.enums import Purpose, ScoreStatus, StopReason, TokenSource
 from paceline.errors import PacelineError, StoreError
 from paceline.plugins import TaskSource
@@ -40,6 +42,7 @@ from paceline_experience.fleet.roster import Roster
 from paceline_experience.fleet.routes import RoutePlanner
 from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.dry_run import DryRun
+from paceline_experience.jobs.dry_run_child import try_job
 from paceline_experience.jobs.forks.forking import Forking
 from paceline_experience.jobs.history import History, JobMetricRow
 from paceline_experience.jobs.hooks import JobHooks
@@ -279,6 +282,13 @@ class World:
         return {**report.counts, **report.dropped}
 
 
+class TriedHere(DryRun):
+    """Tries plug-ins in this process, as a child would, which takes a second to start."""
+
+    async def check(self, spec: JobSpec, data: JobData | None = None) -> None:
+        raise_answer(await asyncio.to_thread(try_job, spec, data))
+
+
 class Site:
     """One job with the parts of the service that advance it, across restarts."""
 
@@ -315,7 +325,7 @@ class Site:
             ledgers=self.ledgers,
             tracker=tracker,
             quotas=Quotas(LimitSettings()),
-            dry_run=DryRun(timeout_s=60, memory_bytes=1 << 30),
+            dry_run=TriedHere(timeout_s=60, memory_bytes=1 << 30),
             forking=self.forking,
             clock=self.clock.now,
         )

@@ -383,13 +383,13 @@ async def test_a_copy_outlives_its_request_and_equal_requests_share_it(gated: Si
     GatedStorage.gate.set()
     first, second = await asyncio.gather(pended(gated), pended(gated))
     assert first == second
-    assert await forked(gated, request_id="r") == first
+    assert await pended(gated) == first
     assert await listed(gated) == live == {gated.job_id, first}
     await checked(gated, first)
 
 
 async def test_equal_requests_at_once_make_one_fork(site: Site) -> None:
-    first, *others = await asyncio.gather(*(forked(site, request_id="r") for _ in range(3)))
+    first, *others = await asyncio.gather(*(pended(site) for _ in range(3)))
     assert set(others) == {first}
     await checked(site, first)
 
