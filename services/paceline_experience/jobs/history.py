@@ -19,8 +19,9 @@ from paceline.progress import LedgerProgress
 from paceline.telemetry.logs import Log
 from paceline.text import encodable
 from paceline.types import Job
+from paceline_experience.store.keys import job_key
 from paceline_experience.store.signal import Signal
-from paceline_experience.store.store import Store, job_key
+from paceline_experience.store.store import Store
 
 _FETCH_ROWS = 64
 log = Log("history")

@@ -25,8 +25,8 @@ from paceline_experience.jobs import record
 from paceline_experience.jobs.record import TRACKING, decoded, readable_job, size_of
 from paceline_experience.jobs.registration import Registration, Value, quota_error
 from paceline_experience.jobs.registry import INDEX, LIVE, TENANTS, Registry
-from paceline_experience.store.keys import JobKeys
-from paceline_experience.store.store import Store, job_key
+from paceline_experience.store.keys import JobKeys, job_key
+from paceline_experience.store.store import Store
 
 _CHUNK = 200
 _PAGE_TOKEN = re.compile(r"[0-9]{1,19}")

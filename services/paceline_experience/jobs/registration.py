@@ -17,7 +17,8 @@ from paceline_experience.jobs.registry import (
     TENANTS,
     Registry,
 )
-from paceline_experience.store.store import Store, job_key
+from paceline_experience.store.keys import job_key
+from paceline_experience.store.store import Store
 
 Value = str | int | float
 

@@ -12,7 +12,8 @@ from paceline.errors import DeletedError, InvalidError, UnavailableError
 from paceline.telemetry.logs import Log
 from paceline.types import Job, JobStatus
 from paceline_experience.jobs.record import parse_spec
-from paceline_experience.store.store import Store, job_key, pairs
+from paceline_experience.store.keys import job_key
+from paceline_experience.store.store import Store, pairs
 from paceline_experience.webhooks.notice import notice_of
 
 TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE, EXPIRIES, NOTICES = (

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.config import JobSpec
 from paceline.telemetry.logs import Log
@@ -31,8 +31,10 @@ from paceline_experience.ledger.traces import Traces
 from paceline_experience.store.clock import Clock, HeldClock
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.signal import Signal
-from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
+
+if TYPE_CHECKING:
+    from paceline_experience.store.store import Store
 from paceline_experience.tenancy.quotas import JobLimits
 
 _SAVE_CLOCK_S = 10.0  # a restart loses at most this much of the job's time

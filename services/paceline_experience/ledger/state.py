@@ -17,7 +17,7 @@ from paceline_experience.ledger.records import (
     parse_record,
 )
 from paceline_experience.ledger.replay.pool import Pool, StoredRecord
-from paceline_experience.store.store import LETTERS
+from paceline_experience.store.letters import LETTERS
 
 DROPPED = LETTERS[EpisodeState.DROPPED]
 _WITHOUT_RESULT = "ql" + DROPPED
@@ -26,7 +26,7 @@ _GUESTS = tuple[StoredRecord, ...]
 
 @dataclass(slots=True)
 class GroupRecord:
-    """A group; `states` has a letter per episode (see `store.LETTERS`).
+    """A group; `states` has a letter per episode (see `LETTERS`).
 
     Of a group that is kept, those that the filters have left out are dropped and have no result.
     """

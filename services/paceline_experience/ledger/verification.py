@@ -12,8 +12,8 @@ from paceline_experience.ledger.counts import by_reason, by_state, identity, rep
 from paceline_experience.ledger.records import BatchRecord, parse_record
 from paceline_experience.ledger.replay.pool import Pool
 from paceline_experience.ledger.state import GroupRecord, parse_group, parse_results
+from paceline_experience.store.letters import LETTERS
 from paceline_experience.store.payloads import PayloadStore
-from paceline_experience.store.store import LETTERS
 
 _STATES = {letter: str(state) for state, letter in LETTERS.items()}
 # For these, a part of a group may be dropped.

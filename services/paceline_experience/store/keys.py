@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from paceline_experience.store.store import job_key
-
 _SCRIPT_KEYS = (
     "counts",  # hash: episodes by state, drops by reason, groups, totals
     "meta",  # hash: step, incarnation, stop, sampler, eval run, ...
@@ -20,6 +18,11 @@ _SCRIPT_KEYS = (
     "replay",  # hash: draw/index -> stored episode (JSON), whose payload is kept
     "epoch",  # a random number, drawn anew by each owner of the job
 )
+
+
+def job_key(tenant: str, job_id: str, name: str) -> str:
+    """`{tenant/job}:name`: the hash tag keeps all keys of a job on one cluster node."""
+    return f"{{{tenant}/{job_id}}}:{name}"
 
 
 class JobKeys:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import IntegrityError
-from paceline_experience.store.store import Store
+
+if TYPE_CHECKING:
+    from paceline_experience.store.store import Store
 
 _RAW, _ZLIB = b"\0", b"\1"
 _PAGE = 512

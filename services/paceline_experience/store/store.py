@@ -29,7 +29,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from paceline.config.store_url import malformed, plain, without_secrets
-from paceline.enums import EPISODE_TRANSITIONS, EpisodeState
+from paceline.enums import EPISODE_TRANSITIONS
 from paceline.errors import (
     DeletedError,
     FencedError,
@@ -43,6 +43,7 @@ from paceline.telemetry.logs import Log
 from paceline.telemetry.usage import Usage
 from paceline.transport.rpc import backoff_s
 from paceline_experience.store.connections import Connections
+from paceline_experience.store.letters import LETTERS
 
 PING_TIMEOUT_S = 5.0
 log = Log("store")
@@ -60,24 +61,6 @@ _SCRIPT_ERRORS = {
     "STATE": StateError,
     "TRANSITION": TransitionError,
 }
-
-# One letter per state in the records that scripts read and write.
-LETTERS: dict[EpisodeState, str] = {
-    EpisodeState.QUEUED: "q",
-    EpisodeState.LEASED: "l",
-    EpisodeState.FINISHED: "f",
-    EpisodeState.READY: "r",
-    EpisodeState.TAKEN: "t",
-    EpisodeState.TRAINED: "n",
-    EpisodeState.DURABLE: "d",
-    EpisodeState.MEASURED: "m",
-    EpisodeState.DROPPED: "x",
-}
-
-
-def job_key(tenant: str, job_id: str, name: str) -> str:
-    """`{tenant/job}:name`: the hash tag keeps all keys of a job on one cluster node."""
-    return f"{{{tenant}/{job_id}}}:{name}"
 
 
 class Store:

@@ -17,7 +17,7 @@ from redis import Redis
 from paceline.transport.principal import METADATA_KEY, principal_metadata, service
 from paceline.v1 import jobs_pb2
 from paceline.v1.jobs_pb2_grpc import JobsStub
-from paceline_experience.store.store import job_key
+from paceline_experience.store.keys import job_key
 from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:

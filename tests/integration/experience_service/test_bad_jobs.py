@@ -20,8 +20,8 @@ from paceline.errors import InvalidError, StateError
 from paceline.plugins import registry
 from paceline.v1 import jobs_pb2, types_pb2
 from paceline_experience.jobs.jobs import JobStore
-from paceline_experience.store.keys import JobKeys
-from paceline_experience.store.store import Store, job_key
+from paceline_experience.store.keys import JobKeys, job_key
+from paceline_experience.store.store import Store
 from paceline_harness.patience import PATIENCE_S, call
 
 HERE = str(Path(__file__).with_name("plugins"))

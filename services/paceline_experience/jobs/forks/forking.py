@@ -44,7 +44,8 @@ from paceline_experience.ledger.records import (
 )
 from paceline_experience.ledger.state import DROPPED, parse_group, parse_results
 from paceline_experience.store.keys import JobKeys, all_keys
-from paceline_experience.store.store import LETTERS, Store, pairs
+from paceline_experience.store.letters import LETTERS
+from paceline_experience.store.store import Store, pairs
 
 _CHUNK = 256
 _AT_A_TIME, _OF_TENANT = 2, 1  # checkpoints that are copied

@@ -10,7 +10,7 @@ from paceline.enums import EPISODE_TRANSITIONS, EpisodeState
 from paceline.telemetry.tracing import OFF, Span, Tracer, derived, episode_context, parse
 from paceline_experience.ledger.state import GroupRecord
 from paceline_experience.ledger.traces import STAGES, Traces
-from paceline_experience.store.store import LETTERS
+from paceline_experience.store.letters import LETTERS
 
 STEPS = {LETTERS[a]: sorted(LETTERS[b] for b in after) for a, after in EPISODE_TRANSITIONS.items()}
 OVER = {LETTERS[EpisodeState.DROPPED], LETTERS[EpisodeState.MEASURED]}
