@@ -222,8 +222,12 @@ WHEELS: dict[str, Callable[[dict[str, bytes], bytes], Members]] = {
 }
 
 
+# Wheels of both places are read by the same function: one of the index shows that it is called.
+OF_THE_INDEX = pytest.param(False, id="index", marks=pytest.mark.extended)
+
+
 @pytest.mark.parametrize("kind", WHEELS)
-@pytest.mark.parametrize("is_own", [True, False], ids=["own", "index"])
+@pytest.mark.parametrize("is_own", [pytest.param(True, id="own"), OF_THE_INDEX])
 async def test_a_wheel_that_is_not_what_it_says_is_refused(
     target: Range, kind: str, is_own: bool
 ) -> None:
@@ -236,6 +240,13 @@ async def test_a_wheel_that_is_not_what_it_says_is_refused(
 
     rewritten(write_wheel(code / "wheels" if is_own else target.index.folder, "leaf"), change)
     assert "leaf-1.0-py3-none-any.whl" in await target.refuses(code)
+
+
+async def test_a_wheel_of_the_index_is_read_too(target: Range) -> None:
+    path = write_wheel(target.index.folder, "leaf")
+    evil = EVIL.replace(b"{url}", http(target).encode())
+    rewritten(path, lambda members: WHEELS["METADATA twice, the last one evil"](members, evil))
+    assert path.name in await target.refuses(target.code("leaf"))
 
 
 async def test_a_link_in_a_wheel_is_refused(target: Range) -> None:
