@@ -20,6 +20,7 @@ from paceline.errors import ConfigError, InvalidError
 from paceline.models.parsing import ParseError, parse
 from paceline.models.resolve import FoundModel, ModelResolver
 from paceline.models.weights import check_headers, check_weights
+from paceline.plugins import Replies, registry
 from paceline.plugins.allowed import AllowedTargets
 from paceline.transport.rpc import MAX_MESSAGE_BYTES
 from paceline_gateway.submit.patterns import Patterns
@@ -71,6 +72,13 @@ async def _pattern_problems(spec: JobSpec, patterns: Patterns, tenant: str) -> l
         for (field, text), problem in zip(texts.items(), wrong, strict=True)
         if problem
     ]
+
+
+def replies_of(spec: JobSpec) -> Replies:
+    """Who answers the policy in a job's episodes; worlds of its own code may reply."""
+    if spec.has_own_environment:
+        return "user"
+    return registry.environment(spec.tasks.environment).replies
 
 
 def find_model(spec: ModelSpec, resolver: ModelResolver) -> FoundModel:

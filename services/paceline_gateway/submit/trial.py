@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 
 from paceline.code.tokenizers.frames import Call, ShowCall, Shown, TextCall
 from paceline.code.tokenizers.process import TokenProcess, TokenProcessError
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import BusyError, ConfigError, InvalidError
-from paceline.plugins import Message, Observation
+from paceline.plugins import Message, Observation, Replies
 from paceline.sandbox.sandbox import Sandbox
 from paceline.tokens.chat import RejectedMessagesError
 from paceline.tokens.dialogue import DialogueState
@@ -22,6 +22,24 @@ _MAX_PROCESSES = 4
 _MAX_KNOWN = 1024  # models
 _WRONG = "model.path: tokenizer.json: its process gave a wrong answer"
 _GREETING = Observation(messages=(Message("user", "Hello"),), text="Hello")
+_ADD = {
+    "type": "function",
+    "function": {"name": "add", "description": "The sum.", "parameters": {"type": "object"}},
+}
+# What a dialogue is tried with, by who replies in it.
+_OBSERVATIONS: Mapping[Replies, tuple[Observation, ...]] = {
+    "none": (_GREETING,),
+    "user": (
+        _GREETING,
+        Observation(messages=(Message("user", "Why?"),), text="Why?"),
+        Observation(messages=(Message("user", "And then?"),), text="And then?"),
+    ),
+    "tools": (
+        Observation(messages=_GREETING.messages, tools=(_ADD,)),
+        Observation(messages=(Message("tool", "42", name="add"),)),
+        Observation(messages=(Message("tool", "43", name="add"),)),
+    ),
+}
 
 
 class ModelTrial:
@@ -32,10 +50,13 @@ class ModelTrial:
         self._sandbox = sandbox
         self._processes = asyncio.Semaphore(_MAX_PROCESSES)
         self._tenants: dict[str, asyncio.Lock] = {}
-        self._known: OrderedDict[str, None] = OrderedDict()  # digests of models that are fine
+        # Digests of models that are fine, with who replied in their dialogues.
+        self._known: OrderedDict[tuple[str, Replies], None] = OrderedDict()
 
-    async def check(self, files: Mapping[str, bytes], tenant: str) -> None:
-        """Read the files as workers will, and render a dialogue.
+    async def check(
+        self, files: Mapping[str, bytes], tenant: str, *, replies: Replies = "none"
+    ) -> None:
+        """Read the files as workers will, and render a dialogue in which `replies` answer.
 
         Where tokenizers run in the process of the service, nothing is tried: workers refuse what
         they cannot read.
@@ -46,7 +67,7 @@ class ModelTrial:
         """
         if self._settings.run_in == "in_process":
             return
-        name = await asyncio.to_thread(_digest, files)
+        name = await asyncio.to_thread(_digest, files), replies
         if name in self._known:
             self._known.move_to_end(name)
             return
@@ -58,12 +79,12 @@ class ModelTrial:
                     await held.enter_async_context(self._processes)
             except TimeoutError:
                 raise BusyError("model.path: many models are being tried; try again") from None
-            await self._try(files)
+            await self._try(files, replies)
         self._known[name] = None
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
 
-    async def _try(self, files: Mapping[str, bytes]) -> None:
+    async def _try(self, files: Mapping[str, bytes], replies: Replies) -> None:
         try:
             process = await TokenProcess.start(
                 files, sandbox=self._sandbox, settings=self._settings
@@ -71,24 +92,31 @@ class ModelTrial:
         except InvalidError as error:
             raise ConfigError(error.message) from None
         try:
-            await _hold_dialogue(process)
+            await _hold_dialogue(process, _OBSERVATIONS[replies])
         except (InvalidError, TokenProcessError) as error:
             raise ConfigError(error.message) from None
         finally:
             await process.kill()
 
 
-async def _hold_dialogue(process: TokenProcess) -> None:
-    """Render a message and decode its tokens; raises what goes wrong."""
-    try:
-        shown = await _answer(process, ShowCall(DialogueState().observed(_GREETING)))
-    except RejectedMessagesError:
-        return  # this dialogue only; it is the one failure that counts as success
-    if isinstance(shown, str):
-        raise InvalidError(_WRONG)
-    text = await _answer(process, TextCall(shown[0].tokens, keep_special=False))
-    if not isinstance(text, str):
-        raise InvalidError(_WRONG)
+async def _hold_dialogue(process: TokenProcess, observations: Sequence[Observation]) -> None:
+    """Render messages in turns and decode the tokens; raises what goes wrong."""
+    state = DialogueState()
+    for number, observation in enumerate(observations):
+        try:
+            shown = await _answer(process, ShowCall(state.observed(observation)))
+        except RejectedMessagesError:
+            if number:
+                raise
+            return  # this dialogue only; it is the one failure that counts as success
+        if isinstance(shown, str):
+            raise InvalidError(_WRONG)
+        rendered, prefix = shown
+        state.shown(prefix)
+        text = await _answer(process, TextCall(rendered.tokens, keep_special=False))
+        if not isinstance(text, str):
+            raise InvalidError(_WRONG)
+        state.turn(process.eos[:1])
 
 
 async def _answer(process: TokenProcess, call: Call) -> Shown | str:

@@ -95,3 +95,37 @@ async def test_others_are_accepted_and_tried_once(
         await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)
         seconds.append(time.monotonic() - since)
     assert min(seconds[1:]) < seconds[0]
+
+
+CHAT = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+)
+LAST = "{{ tools | tojson }}{{ messages[-1].content }}"
+SILENT = CHAT.replace("if tools", "if 0")
+USERS = CHAT.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}")
+
+
+@pytest.mark.parametrize(
+    ("environment", "template", "why"),
+    [
+        ("arithmetic", LAST, ""),  # its episodes have one turn
+        ("guess_number", CHAT, ""),
+        ("guess_number", LAST, "model.path: the chat template drops earlier turns"),
+        ("tools", CHAT, ""),
+        ("tools", SILENT, "model.path: the chat template ignores `tools`"),
+        ("tools", USERS, "model.path: the chat template does not show a message with the role"),
+    ],
+)
+async def test_a_template_is_tried_with_the_replies_of_the_environment(
+    gateway: Gateway, job: dict[str, Any], environment: str, template: str, why: str
+) -> None:
+    job["tasks"] = {"environment": environment}
+    if environment != "arithmetic":
+        job["reward"] = ["environment"]
+    asked = request(job, {}, template)
+    if not why:
+        await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)
+        return
+    with pytest.raises(ConfigError, match=f"^{why}"):
+        await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)
