@@ -121,7 +121,8 @@ class JobApi:
         await asyncio.get_running_loop().run_in_executor(
             self._model_readers, check_model_limits, spec, files
         )
-        await self._trial.check(files, who.tenant, replies=replies_of(spec))
+        for replies in sorted(replies_of(spec)):
+            await self._trial.check(files, who.tenant, replies=replies)
         complete = pb.SubmitJobRequest(
             spec_json=spec.model_dump_json(),
             # Without one from the user, a random one still makes our own retries idempotent.

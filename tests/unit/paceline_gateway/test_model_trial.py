@@ -111,6 +111,7 @@ USERS = CHAT.replace("{% for m in messages %}", "{% for m in messages if m.role 
     [
         ("arithmetic", LAST, ""),  # its episodes have one turn
         ("guess_number", CHAT, ""),
+        ("mixed", LAST, "model.path: the chat template drops earlier turns"),
         ("guess_number", LAST, "model.path: the chat template drops earlier turns"),
         ("tools", CHAT, ""),
         ("tools", SILENT, "model.path: the chat template ignores `tools`"),
@@ -121,6 +122,9 @@ async def test_a_template_is_tried_with_the_replies_of_the_environment(
     gateway: Gateway, job: dict[str, Any], environment: str, template: str, why: str
 ) -> None:
     job["tasks"] = {"environment": environment}
+    if environment == "mixed":
+        sources = [{"environment": "arithmetic"}, {"environment": "guess_number"}]
+        job["tasks"] = {"environment": "dataset", "options": {"sources": sources}}
     if environment != "arithmetic":
         job["reward"] = ["environment"]
     asked = request(job, {}, template)
