@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 
 from paceline.code.tokenizers.frames import Call, ShowCall, Shown, TextCall
+from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizers
 from paceline.code.tokenizers.process import TokenProcess, TokenProcessError
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import BusyError, ConfigError, InvalidError
@@ -16,6 +17,7 @@ from paceline.plugins import Message, Observation, Replies
 from paceline.sandbox.sandbox import Sandbox
 from paceline.tokens.chat import RejectedMessagesError
 from paceline.tokens.dialogue import DialogueState
+from paceline.tokens.steps import DialogueStep
 
 _QUEUE_TIMEOUT_S = 20.0
 _MAX_PROCESSES = 4
@@ -58,19 +60,28 @@ class ModelTrial:
     ) -> None:
         """Read the files as workers will, and render a dialogue in which `replies` answer.
 
-        Where tokenizers run in the process of the service, nothing is tried: workers refuse what
-        they cannot read.
+        Where tokenizers run in the process of the service, files that cannot be read are left to
+        workers, which refuse them.
 
         Raises:
             ConfigError: that fails, or takes too much time or memory.
             BusyError: too many models are being tried.
         """
-        if self._settings.run_in == "in_process":
-            return
         name = await asyncio.to_thread(_digest, files), replies
         if name in self._known:
             self._known.move_to_end(name)
             return
+        if self._settings.run_in == "in_process":
+            await asyncio.to_thread(_try_here, files, _OBSERVATIONS[replies])
+        else:
+            await self._try_in_turn(files, tenant, _OBSERVATIONS[replies])
+        self._known[name] = None
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    async def _try_in_turn(
+        self, files: Mapping[str, bytes], tenant: str, observations: Sequence[Observation]
+    ) -> None:
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(_QUEUE_TIMEOUT_S):
@@ -79,12 +90,9 @@ class ModelTrial:
                     await held.enter_async_context(self._processes)
             except TimeoutError:
                 raise BusyError("model.path: many models are being tried; try again") from None
-            await self._try(files, replies)
-        self._known[name] = None
-        if len(self._known) > _MAX_KNOWN:
-            self._known.popitem(last=False)
+            await self._try(files, observations)
 
-    async def _try(self, files: Mapping[str, bytes], replies: Replies) -> None:
+    async def _try(self, files: Mapping[str, bytes], observations: Sequence[Observation]) -> None:
         try:
             process = await TokenProcess.start(
                 files, sandbox=self._sandbox, settings=self._settings
@@ -92,39 +100,70 @@ class ModelTrial:
         except InvalidError as error:
             raise ConfigError(error.message) from None
         try:
-            await _hold_dialogue(process, _OBSERVATIONS[replies])
+            await _hold_dialogue(_Asked(process), observations)
         except (InvalidError, TokenProcessError) as error:
             raise ConfigError(error.message) from None
         finally:
             await process.kill()
 
 
-async def _hold_dialogue(process: TokenProcess, observations: Sequence[Observation]) -> None:
+def _try_here(files: Mapping[str, bytes], observations: Sequence[Observation]) -> None:
+    async def read() -> Mapping[str, bytes]:
+        return files
+
+    async def hold() -> None:
+        try:
+            tokenizer = await LocalTokenizers().of("", read)
+        except InvalidError:
+            return
+        await _hold_dialogue(tokenizer, observations)
+
+    try:
+        asyncio.run(hold())
+    except InvalidError as error:
+        raise ConfigError(error.message) from None
+
+
+class _Asked:
+    """The `JobTokenizer` of a process that is asked one thing at a time."""
+
+    def __init__(self, process: TokenProcess) -> None:
+        self._process = process
+        self.eos = process.eos
+
+    async def show(self, step: DialogueStep) -> Shown:
+        shown = await self._answer(ShowCall(step))
+        if isinstance(shown, str):
+            raise InvalidError(_WRONG)
+        return shown
+
+    async def turn_text(self, tokens: Sequence[int], *, keep_special: bool) -> str:
+        text = await self._answer(TextCall(tokens, keep_special))
+        if not isinstance(text, str):
+            raise InvalidError(_WRONG)
+        return text
+
+    async def _answer(self, call: Call) -> Shown | str:
+        async with aclosing(self._process.ask([call], tell=True)) as answers:
+            answer = await anext(answers)
+        if isinstance(answer, InvalidError):
+            raise answer
+        return answer
+
+
+async def _hold_dialogue(tokenizer: JobTokenizer, observations: Sequence[Observation]) -> None:
     """Render messages in turns and decode the tokens; raises what goes wrong."""
     state = DialogueState()
     for number, observation in enumerate(observations):
         try:
-            shown = await _answer(process, ShowCall(state.observed(observation)))
+            rendered, prefix = await tokenizer.show(state.observed(observation))
         except RejectedMessagesError:
             if number:
                 raise
             return  # this dialogue only; it is the one failure that counts as success
-        if isinstance(shown, str):
-            raise InvalidError(_WRONG)
-        rendered, prefix = shown
         state.shown(prefix)
-        text = await _answer(process, TextCall(rendered.tokens, keep_special=False))
-        if not isinstance(text, str):
-            raise InvalidError(_WRONG)
-        state.turn(process.eos[:1])
-
-
-async def _answer(process: TokenProcess, call: Call) -> Shown | str:
-    async with aclosing(process.ask([call], tell=True)) as answers:
-        answer = await anext(answers)
-    if isinstance(answer, InvalidError):
-        raise answer
-    return answer
+        await tokenizer.turn_text(rendered.tokens, keep_special=False)
+        state.turn(tokenizer.eos[:1])
 
 
 def _digest(files: Mapping[str, bytes]) -> str:
