@@ -31,7 +31,10 @@ class _View:
     """A dialogue as it is given to the template."""
 
     messages: tuple[Message, ...]
-    has_calls: bool  # made up, for turns that tools answer
+
+    def has_made_up_calls(self, num_new: int) -> bool:
+        """Whether the policy's last turn has, since tools answer it."""
+        return bool(self.messages[len(self.messages) - num_new - 1].tool_calls)
 
     def before(self, num_new: int) -> tuple[Message, ...]:
         """The messages for which the policy's last turn was sampled."""
@@ -64,14 +67,14 @@ def bridge(
         except LimitError:
             raise
         except InvalidError as error:
-            problem = problem or error
+            problem = error
     assert problem is not None
     raise problem
 
 
 def _views(messages: tuple[Message, ...]) -> list[_View]:
     """The dialogue as it is; if tools answer a turn, also with calls that templates may want."""
-    views = [_View(messages, has_calls=False)]
+    views = [_View(messages)]
     shown = list(messages)
     calls = list[dict[str, Any]]()
     for at in range(len(shown) - 1, -1, -1):
@@ -86,7 +89,7 @@ def _views(messages: tuple[Message, ...]) -> list[_View]:
             shown[at] = replace(message, tool_calls=tuple(calls))
         calls = []
     if any(message.content == TURN and message.tool_calls for message in shown):
-        views.append(_View(tuple(shown), has_calls=True))
+        views.append(_View(tuple(shown)))
     return views
 
 
@@ -175,7 +178,7 @@ def _num_written(tokenizer: Tokenizer, step: DialogueStep, view: _View, ids: Seq
     ended = bool(tail) and tokenizer.is_special(tail[-1])
     if ended and tail[-1] in ids:  # blanks and other tokens may come before it
         return ids.index(tail[-1]) + 1
-    if view.has_calls:  # ours, in place of those that the policy has written
+    if view.has_made_up_calls(step.num_new):  # in place of those that the policy has written
         start, end = _end_after_calls(tokenizer, step, view, ids)
         return end if ended else start
     if ended:

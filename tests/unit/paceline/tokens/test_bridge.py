@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -268,6 +268,21 @@ def test_turns_are_shown_as_in_the_whole_dialogue(name: str, kind: str, talk: Ta
     tokenizer = tokenizer_of(family, kind)
     whole, ends = whole_of(family, tokenizer, talk)
     assert in_turns(family, tokenizer, talk, whole, ends) == whole
+
+
+def test_the_user_may_reply_after_tools_did() -> None:
+    family = replace(FAMILIES["another end of the last turn"], tool_block="<tool>{}<|end|>")
+    tokenizer = tokenizer_of(replace(family, wants_calls=True), "bytes")
+    dialogue = Dialogue(tokenizer)
+    dialogue.show(says("What?"))
+    for said, role, shown in (
+        ("call<|end|>", "tool", "<tool>again<|end|><|start|>assistant"),
+        ("5<|return|>", "user", "<|start|>user<|message|>again<|end|><|start|>assistant"),
+        ("5", "user", "<|end|><|start|>user<|message|>again<|end|><|start|>assistant"),
+    ):
+        dialogue.turn(tokenizer.encode(said))
+        tokens = dialogue.show(says("again", role=role)).tokens
+        assert "".join(tokenizer.pieces(tokens)) == shown
 
 
 def says(*contents: str, role: str = "user") -> Observation:
