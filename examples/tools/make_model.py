@@ -141,7 +141,7 @@ def row_of(chat: Tokenizer, turns: list[Move]) -> Row:
     for turn in turns:
         shown = dialogue.show(turn.shown).tokens
         said = [*chat.encode(turn.said), END]
-        dialogue.turn(END)
+        dialogue.turn(said)
         tokens += [*shown, *said]
         labels += [-100] * len(shown) + said
     return tokens, labels
@@ -196,7 +196,7 @@ async def _measured(model: LlamaForCausalLM, chat: Tokenizer, game: Game) -> flo
     while going := [each for each in episodes if not each.over]:
         for each, said in zip(going, _said(model, [each.tokens for each in going]), strict=True):
             each.tokens += said
-            each.dialogue.turn(said[-1])
+            each.dialogue.turn(said)
             result = await each.world.step(chat.turn_text(said, keep_special=True))
             each.reward += result.reward
             each.over = result.done

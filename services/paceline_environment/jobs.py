@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -93,9 +93,9 @@ class JobDialogue:
         self._state.shown(prefix)
         return rendered
 
-    def turn(self, last_token: int) -> None:
-        """End the policy's turn; its last token may be the template's end-of-turn token."""
-        self._state.turn(last_token)
+    def turn(self, tokens: Sequence[int]) -> None:
+        """End the policy's turn, of these tokens; its last ones may be the template's end."""
+        self._state.turn(tokens)
 
 
 class GroupContext:

@@ -37,7 +37,13 @@ from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_gateway.access.refusals import Refusal
 from paceline_gateway.messages import checked
-from paceline_gateway.submit.checks import check_code, check_files, check_plugins, find_model
+from paceline_gateway.submit.checks import (
+    check_code,
+    check_files,
+    check_plugins,
+    find_model,
+    replies_of,
+)
 from paceline_gateway.submit.model_limits import check_model_limits
 from paceline_gateway.submit.patterns import Patterns
 from paceline_gateway.submit.trial import ModelTrial
@@ -115,7 +121,8 @@ class JobApi:
         await asyncio.get_running_loop().run_in_executor(
             self._model_readers, check_model_limits, spec, files
         )
-        await self._trial.check(files, who.tenant)
+        for replies in sorted(replies_of(spec)):
+            await self._trial.check(files, who.tenant, replies=replies)
         complete = pb.SubmitJobRequest(
             spec_json=spec.model_dump_json(),
             # Without one from the user, a random one still makes our own retries idempotent.

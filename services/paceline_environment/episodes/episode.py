@@ -91,7 +91,7 @@ class Episode:
         self._sampling = sampling_of(group, index)
         self._turn: Turn | None = None
         self._actions: list[str] = []
-        self._turn_ends: list[int] = []  # last token of each turn; -1 for an empty one
+        self._said: list[Sequence[int]] = []  # tokens of each turn
         self._observations: list[Observation] = []
         self._own: Observation | None = None  # the first one, before it was transformed
         self._variant: ShownVariant | None = None
@@ -183,7 +183,7 @@ class Episode:
         self._workers.extend(name for name in turn.workers if name not in self._workers)
         self._worker = turn.last
         self._truncated = reason is FinishReason.LENGTH
-        self._turn_ends.append(turn.tokens[-1] if turn.tokens else -1)
+        self._said.append(turn.tokens)
         self._text = await self._turn_text(turn.tokens)
         return self._text
 
@@ -278,8 +278,8 @@ class Episode:
                 log.warning("episode restarts", group=progress.group_id, index=self._index)
             return False
         self._builder = plan.builder
-        for action, end in plan.steps:
-            await self._replay(action, end)
+        for action, said in plan.steps:
+            await self._replay(action, said)
         if plan.cut_off:
             tokens, logprobs, versions = plan.builder.pop_turn()
             turn = self._turn = self._make_turn(plan.builder.tokens.copy())
@@ -289,10 +289,10 @@ class Episode:
             metrics.add("resumed_tokens", plan.num_policy_tokens, failed_service="environment")
         return True
 
-    async def _replay(self, action: str, end: int) -> None:
+    async def _replay(self, action: str, said: Sequence[int]) -> None:
         """Repeat a step; the transcript already has its observation unless it was the last one."""
         self._actions.append(action)
-        self._turn_ends.append(end)
+        self._said.append(said)
         self._text = action
         result = await self._timed(self._environment.step(action), "step")
         last = len(self._actions) == len(self._builder.turns) and not self._builder.awaits_policy
@@ -325,11 +325,11 @@ class Episode:
         """Append an observation; if it does not fit, the episode ends as truncated."""
         if self._dialogue is None:
             self._dialogue = self._job.dialogue()
-            for earlier, end in zip(self._observations, self._turn_ends, strict=True):
+            for earlier, said in zip(self._observations, self._said, strict=True):
                 await self._dialogue.show(earlier)
-                self._dialogue.turn(end)
+                self._dialogue.turn(said)
         else:
-            self._dialogue.turn(self._turn_ends[-1])
+            self._dialogue.turn(self._said[-1])
         self._observations.append(observation)
         try:
             with self._span.child("render"):

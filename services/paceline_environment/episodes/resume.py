@@ -18,8 +18,8 @@ class ResumePlan:
     """What an episode resumes from."""
 
     builder: TranscriptBuilder
-    steps: tuple[tuple[str, int], ...]
-    """Actions to replay, each with the last token of its turn."""
+    steps: tuple[tuple[str, tuple[int, ...]], ...]
+    """Actions to replay, each with the tokens of its turn."""
     cut_off: bool
     """Whether the last turn is unfinished, so that it has no action yet."""
     num_policy_tokens: int
@@ -57,6 +57,6 @@ def resume_plan(progress: EpisodeProgress, *, replayable: bool) -> ResumePlan | 
     cut_off = len(builder.turns) == len(progress.actions) + 1
     if not cut_off and len(builder.turns) != len(progress.actions):
         return None
-    ends = [builder.tokens[span.end - 1] for span in builder.turns]
-    steps = tuple(zip(progress.actions, ends, strict=False))
+    said = [tuple(builder.tokens[span.start : span.end]) for span in builder.turns]
+    steps = tuple(zip(progress.actions, said, strict=False))
     return ResumePlan(builder, steps, cut_off, transcript.num_policy_tokens)

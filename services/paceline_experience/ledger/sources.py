@@ -136,7 +136,8 @@ def try_plugins(spec: JobSpec, data: JobData | None = None) -> None:
         for name, tasks in sources.evals.items():
             _try_task(tasks, 0, spec, field=options_field(spec, name))
         of_evals = {options_field(spec, name): each for name, each in sources.evals.items()}
-        check_golds(spec.reward, {options_field(spec): sources.train, **of_evals})
+        of_all = {options_field(spec): sources.train, **of_evals}
+        check_golds(spec.reward, of_all, world=spec.tasks.environment)
     parts = [part.part for part in spec.reward]
     for each in named(spec):
         if each.kind == "filters" and not each.is_own:

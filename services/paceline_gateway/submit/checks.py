@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from paceline.beneath import ReadableFolders, is_of_kernel
@@ -16,10 +16,12 @@ from paceline.config.named import patterns as named_patterns
 from paceline.config.named import problems
 from paceline.config.quota import MAX_MODEL_FILES_BYTES
 from paceline.config.sections.model import ModelPlace, ModelSpec
+from paceline.environments.dataset.options import DatasetOptions
 from paceline.errors import ConfigError, InvalidError
 from paceline.models.parsing import ParseError, parse
 from paceline.models.resolve import FoundModel, ModelResolver
 from paceline.models.weights import check_headers, check_weights
+from paceline.plugins import Replies, registry
 from paceline.plugins.allowed import AllowedTargets
 from paceline.transport.rpc import MAX_MESSAGE_BYTES
 from paceline_gateway.submit.patterns import Patterns
@@ -71,6 +73,27 @@ async def _pattern_problems(spec: JobSpec, patterns: Patterns, tenant: str) -> l
         for (field, text), problem in zip(texts.items(), wrong, strict=True)
         if problem
     ]
+
+
+def replies_of(spec: JobSpec) -> frozenset[Replies]:
+    """Who answers the policy in a job's episodes; worlds of its own code may reply.
+
+    Rows may be mixed with tasks of other environments, each with a world of its own.
+    """
+    if spec.has_own_environment:
+        return frozenset({"user"})
+    names = {spec.tasks.environment, *_mixed(spec)}
+    return frozenset(registry.environment(name).replies for name in names)
+
+
+def _mixed(spec: JobSpec) -> Iterator[str]:
+    """The environments whose tasks are mixed with rows, in training and evaluation."""
+    if spec.tasks.environment != "dataset":
+        return
+    of_evals = (each.options for each in spec.eval_sets.values())
+    for options in ({}, *of_evals):
+        wanted = DatasetOptions.model_validate({**spec.tasks.options, **options})
+        yield from (each.environment for each in wanted.sources if each.environment)
 
 
 def find_model(spec: ModelSpec, resolver: ModelResolver) -> FoundModel:

@@ -5,23 +5,43 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 
 from paceline.code.tokenizers.frames import Call, ShowCall, Shown, TextCall
+from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizers
 from paceline.code.tokenizers.process import TokenProcess, TokenProcessError
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import BusyError, ConfigError, InvalidError
-from paceline.plugins import Message, Observation
+from paceline.plugins import Message, Observation, Replies
 from paceline.sandbox.sandbox import Sandbox
 from paceline.tokens.chat import RejectedMessagesError
 from paceline.tokens.dialogue import DialogueState
+from paceline.tokens.steps import DialogueStep
 
 _QUEUE_TIMEOUT_S = 20.0
 _MAX_PROCESSES = 4
 _MAX_KNOWN = 1024  # models
 _WRONG = "model.path: tokenizer.json: its process gave a wrong answer"
 _GREETING = Observation(messages=(Message("user", "Hello"),), text="Hello")
+_ADD = {
+    "type": "function",
+    "function": {"name": "add", "description": "The sum.", "parameters": {"type": "object"}},
+}
+# What a dialogue is tried with, by who replies in it.
+_OBSERVATIONS: Mapping[Replies, tuple[Observation, ...]] = {
+    "none": (_GREETING,),
+    "user": (
+        _GREETING,
+        Observation(messages=(Message("user", "Why?"),), text="Why?"),
+        Observation(messages=(Message("user", "And then?"),), text="And then?"),
+    ),
+    "tools": (
+        Observation(messages=_GREETING.messages, tools=(_ADD,)),
+        Observation(messages=(Message("tool", "42", name="add"),)),
+        Observation(messages=(Message("tool", "43", name="add"),)),
+    ),
+}
 
 
 class ModelTrial:
@@ -32,24 +52,36 @@ class ModelTrial:
         self._sandbox = sandbox
         self._processes = asyncio.Semaphore(_MAX_PROCESSES)
         self._tenants: dict[str, asyncio.Lock] = {}
-        self._known: OrderedDict[str, None] = OrderedDict()  # digests of models that are fine
+        # Digests of models that are fine, with who replied in their dialogues.
+        self._known: OrderedDict[tuple[str, Replies], None] = OrderedDict()
 
-    async def check(self, files: Mapping[str, bytes], tenant: str) -> None:
-        """Read the files as workers will, and render a dialogue.
+    async def check(
+        self, files: Mapping[str, bytes], tenant: str, *, replies: Replies = "none"
+    ) -> None:
+        """Read the files as workers will, and render a dialogue in which `replies` answer.
 
-        Where tokenizers run in the process of the service, nothing is tried: workers refuse what
-        they cannot read.
+        Where tokenizers run in the process of the service, files that cannot be read are left to
+        workers, which refuse them.
 
         Raises:
             ConfigError: that fails, or takes too much time or memory.
             BusyError: too many models are being tried.
         """
-        if self._settings.run_in == "in_process":
-            return
-        name = await asyncio.to_thread(_digest, files)
+        name = await asyncio.to_thread(_digest, files), replies
         if name in self._known:
             self._known.move_to_end(name)
             return
+        if self._settings.run_in == "in_process":
+            await asyncio.to_thread(_try_here, files, _OBSERVATIONS[replies])
+        else:
+            await self._try_in_turn(files, tenant, _OBSERVATIONS[replies])
+        self._known[name] = None
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    async def _try_in_turn(
+        self, files: Mapping[str, bytes], tenant: str, observations: Sequence[Observation]
+    ) -> None:
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(_QUEUE_TIMEOUT_S):
@@ -58,12 +90,9 @@ class ModelTrial:
                     await held.enter_async_context(self._processes)
             except TimeoutError:
                 raise BusyError("model.path: many models are being tried; try again") from None
-            await self._try(files)
-        self._known[name] = None
-        if len(self._known) > _MAX_KNOWN:
-            self._known.popitem(last=False)
+            await self._try(files, observations)
 
-    async def _try(self, files: Mapping[str, bytes]) -> None:
+    async def _try(self, files: Mapping[str, bytes], observations: Sequence[Observation]) -> None:
         try:
             process = await TokenProcess.start(
                 files, sandbox=self._sandbox, settings=self._settings
@@ -71,32 +100,70 @@ class ModelTrial:
         except InvalidError as error:
             raise ConfigError(error.message) from None
         try:
-            await _hold_dialogue(process)
+            await _hold_dialogue(_Asked(process), observations)
         except (InvalidError, TokenProcessError) as error:
             raise ConfigError(error.message) from None
         finally:
             await process.kill()
 
 
-async def _hold_dialogue(process: TokenProcess) -> None:
-    """Render a message and decode its tokens; raises what goes wrong."""
+def _try_here(files: Mapping[str, bytes], observations: Sequence[Observation]) -> None:
+    async def read() -> Mapping[str, bytes]:
+        return files
+
+    async def hold() -> None:
+        try:
+            tokenizer = await LocalTokenizers().of("", read)
+        except InvalidError:
+            return
+        await _hold_dialogue(tokenizer, observations)
+
     try:
-        shown = await _answer(process, ShowCall(DialogueState().observed(_GREETING)))
-    except RejectedMessagesError:
-        return  # this dialogue only; it is the one failure that counts as success
-    if isinstance(shown, str):
-        raise InvalidError(_WRONG)
-    text = await _answer(process, TextCall(shown[0].tokens, keep_special=False))
-    if not isinstance(text, str):
-        raise InvalidError(_WRONG)
+        asyncio.run(hold())
+    except InvalidError as error:
+        raise ConfigError(error.message) from None
 
 
-async def _answer(process: TokenProcess, call: Call) -> Shown | str:
-    async with aclosing(process.ask([call], tell=True)) as answers:
-        answer = await anext(answers)
-    if isinstance(answer, InvalidError):
-        raise answer
-    return answer
+class _Asked:
+    """The `JobTokenizer` of a process that is asked one thing at a time."""
+
+    def __init__(self, process: TokenProcess) -> None:
+        self._process = process
+        self.eos = process.eos
+
+    async def show(self, step: DialogueStep) -> Shown:
+        shown = await self._answer(ShowCall(step))
+        if isinstance(shown, str):
+            raise InvalidError(_WRONG)
+        return shown
+
+    async def turn_text(self, tokens: Sequence[int], *, keep_special: bool) -> str:
+        text = await self._answer(TextCall(tokens, keep_special))
+        if not isinstance(text, str):
+            raise InvalidError(_WRONG)
+        return text
+
+    async def _answer(self, call: Call) -> Shown | str:
+        async with aclosing(self._process.ask([call], tell=True)) as answers:
+            answer = await anext(answers)
+        if isinstance(answer, InvalidError):
+            raise answer
+        return answer
+
+
+async def _hold_dialogue(tokenizer: JobTokenizer, observations: Sequence[Observation]) -> None:
+    """Render messages in turns and decode the tokens; raises what goes wrong."""
+    state = DialogueState()
+    for number, observation in enumerate(observations):
+        try:
+            rendered, prefix = await tokenizer.show(state.observed(observation))
+        except RejectedMessagesError:
+            if number:
+                raise
+            return  # this dialogue only; it is the one failure that counts as success
+        state.shown(prefix)
+        await tokenizer.turn_text(rendered.tokens, keep_special=False)
+        state.turn(tokenizer.eos[:1])
 
 
 def _digest(files: Mapping[str, bytes]) -> str:

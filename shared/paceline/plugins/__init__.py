@@ -23,6 +23,7 @@ from paceline.plugins.environments import (
     FindsTasks,
     Message,
     Observation,
+    Replies,
     StepResult,
     TaskSource,
 )
@@ -132,6 +133,7 @@ __all__ = [
     "RegularExpression",
     "Repair",
     "Replay",
+    "Replies",
     "Reward",
     "RewardInput",
     "RewardTurn",

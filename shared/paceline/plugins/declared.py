@@ -26,6 +26,7 @@ class Declared:
     programs: bool = False
     endpoints: bool = False
     golds: Callable[..., None] | None = None
+    row_golds: Callable[..., None] | None = None
 
     def needs_with(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """The plug-in's needs with these options."""
@@ -45,6 +46,7 @@ def declares(
     programs: bool = False,
     endpoints: bool = False,
     golds: Callable[..., None] | None = None,
+    row_golds: Callable[..., None] | None = None,
 ) -> Callable[[T], T]:
     """Decorate a function, class or options model with declarations.
 
@@ -63,10 +65,13 @@ def declares(
             itself, many at a time, and must not block.
         golds: rewards only: called at submit with a task and the options, after `load`. It raises
             `InvalidError` if the reward could not read the task's answer.
+        row_golds: as `golds`, but only for tasks that are rows of data, and with the keyword
+            `world`, the environment of the job.
     """
 
     def mark(target: T) -> T:
-        setattr(target, _ATTRIBUTE, Declared(needs, inline, load, programs, endpoints, golds))
+        told = Declared(needs, inline, load, programs, endpoints, golds, row_golds)
+        setattr(target, _ATTRIBUTE, told)
         return target
 
     return mark

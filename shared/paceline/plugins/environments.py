@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from paceline.plugins.loading import attribute
 from paceline.types import Task
 
+Replies = Literal["none", "user", "tools"]
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -25,7 +27,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """New input for the policy: messages, or plain text without a chat template.
+    """New input for the policy: messages, or plain text.
+
+    With a chat template, plain text alone is a message of the user. Models without one are shown
+    the text, or the contents of the messages if there is none.
 
     `tools`: functions that the policy may call in this episode, as JSON schemas in the form of
     OpenAI's API and of `apply_chat_template(tools=...)`. Only a first observation may have any.
@@ -113,6 +118,9 @@ class EnvironmentPlugin:
     """Where worlds live: in the environment worker itself, whose loop they must not block; in
     processes of their job beside it, with the network and files of the worker; or in sealed
     processes of their job, like those of its own code."""
+    replies: Replies = "user"
+    """Who answers the policy's turns: nobody, since episodes have one turn, the user, or tools too.
+    A job whose chat template cannot show that is refused when it is submitted."""
     settings: str = ""
     """A model of what an operator sets for it: `worlds.NAME` in the options of environment workers.
     If given, `world` gets them as the keyword `settings`, a mapping that the model accepts."""

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from paceline.plugins import RewardInput, declares
+from paceline.rewards.answers import expected
+from paceline.types import Task
+
+_ROWS = "dataset"  # its world compares with the answer of a row
 
 
-@declares(inline=True)
+def _check_gold(task: Task, *, world: str) -> None:
+    if world == task.environment == _ROWS:
+        expected(task, "answer")
+
+
+@declares(inline=True, row_golds=_check_gold)
 def environment(item: RewardInput) -> float:
     """The sum of the environment's step rewards."""
     return item.environment_reward

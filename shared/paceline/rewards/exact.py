@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paceline.enums import ScoreStatus
 from paceline.plugins import RewardInput, declares
 from paceline.rewards.answers import expected, normal
-from paceline.types import Score
+from paceline.types import Score, Task
 
 
-@declares(inline=True)
+def _check_gold(task: Task, *, world: str, answer_field: str = "answer", **options: Any) -> None:
+    del world, options
+    expected(task, answer_field)
+
+
+@declares(inline=True, row_golds=_check_gold)
 def exact(
     item: RewardInput,
     *,

@@ -37,6 +37,17 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], _Change], ...] = (
     (re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])"), r"\\pi "),
     (re.compile(r"\\(?:text|mathrm)\{(?:([ei])|(infinity))\}"), lambda m: m[1] or r"\infty "),
     (re.compile(r"(?<=\d)\\[,!;: ](?=\d{3}(?!\d))"), ""),  # of thousands
+    (  # thousands with blanks, which are sums or products otherwise
+        re.compile(
+            r"((?:^|[{$=])\s{0,9}[+-]?\d{1,3})((?:[ \u00a0\u2009\u202f]\d{3}){1,9})"
+            r"(?=\s{0,9}(?:\}|\$|$|\.\d))"
+        ),
+        lambda m: m[1] + re.sub(r"\D", "", m[2]),
+    ),
+    (  # a mixed number
+        re.compile(r"((?:^|[{$=])\s{0,9}[+-]?\d{1,9})[ ](\d{1,9})/(\d{1,9})(?=\s{0,9}(?:\}|\$|$))"),
+        r"\1\\frac{\2}{\3}",
+    ),
     (re.compile(r"(?<!\\)\\[,;:]"), " "),
     (re.compile(r"(?:[€£¥₹]|\\\$)(?=\s?\d)"), ""),
     (
@@ -71,7 +82,10 @@ _WORD = re.compile(rf"(?i)(?<![a-z])(?!(?:{_FUNCTIONS})(?![a-z]))[a-z]{{4,40}}(?
 _SHORT_WORD = re.compile(r"(?i)\W*(?=[a-z]{0,2}[eiou])[a-z]{2,3}\W*")
 _AS_TEXT = re.compile(
     r"\\(?:ldots|cdots|dots)(?![a-zA-Z])|\.\.\.|…|^\s*\w{1,80}_\{?\d{1,3}\}?\s*$|\d:\d"
+    r"|^\s*0[xXbBoO][0-9a-fA-F]{1,80}\s*$|\d\s(?:of|to|by|in|on|at|vs)\s\d"
 )
+MISSING = frozenset({"nan", "n/a", "#n/a", "<na>"})
+"""How tables write that there is no value."""
 
 
 def spelled(text: str) -> str:

@@ -18,7 +18,7 @@ from paceline.errors import InvalidError
 from paceline.plugins import RewardInput, declares
 from paceline.rewards.answers import field_of, final, in_tags, unanswered
 from paceline.rewards.bounded import ExceededError, bounded
-from paceline.rewards.latex import in_words, plain, spelled
+from paceline.rewards.latex import MISSING, in_words, plain, spelled
 from paceline.types import Score, Task
 
 Find = Literal["any", "boxed", "latex", "expression"]
@@ -187,6 +187,8 @@ def _written(task: Task, field: str) -> str:
 @lru_cache(maxsize=4096)
 def _gold(answer: str) -> _Gold:
     written = spelled(final(answer))
+    if written.strip().casefold() in MISSING:
+        raise InvalidError(f"the task's answer {answer[:100]!r} is a missing value; {_ALLOWED}")
     if not any(map(str.isalnum, written)):
         what = "cannot be read" if written.strip() else "is empty"
         raise InvalidError(f"the task's answer {answer[:100]!r} {what}; {_ALLOWED}")

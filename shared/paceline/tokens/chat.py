@@ -25,6 +25,8 @@ _RAISED = (
     jinja2.TemplateError,
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
 )
+_BLANKS = ("\u2581", "\u0120", " ")  # of SentencePiece, of byte-level BPE
+_ANCHORS = (".", "a", "0", "\n")  # one of them is not joined with what follows
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -132,8 +134,9 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         now: datetime | None = None,
+        prompt: bool = True,
     ) -> str:
-        """Render a dialogue up to the start of the policy's turn.
+        """Render a dialogue up to the start of the policy's turn, or without it if not `prompt`.
 
         `now`: the time that the template sees.
 
@@ -151,7 +154,7 @@ class Tokenizer:
                 tools=offered,
                 xml_tools=offered,  # what the template of SmolLM3 calls them
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=prompt,
                 strftime_now=(now or datetime.now()).strftime,
                 **self._special,
             )
@@ -160,11 +163,61 @@ class Tokenizer:
         except _RAISED as error:
             raise RejectedMessagesError(f"model.path: chat template: {error}") from None
 
-    def rendered(self, text: str, messages: Sequence[Message]) -> Rendered:
-        """Tokens of a text: of the environment or a tool in `messages`, else of the template."""
+    def encoded(self, text: str) -> Encoded:
+        """Tokens of a text that begins a dialogue."""
         encoded = self._fast.encode(text, add_special_tokens=False)
-        sources = _sources(text, messages, encoded.offsets)
-        return Rendered(tuple(encoded.ids), tuple(_spans(sources)))
+        return Encoded(text, encoded.ids, encoded.offsets)
+
+    def continued(self, text: str) -> Encoded:
+        """Tokens of a text that follows another.
+
+        Tokenizers of SentencePiece's kind put a blank before what they take for a whole text, so
+        it is tokenised behind a character.
+
+        Raises:
+            InvalidError: the tokenizer joins the text with whatever it follows.
+        """
+        if not self._prefixes_blank():
+            return self.encoded(text)
+        for anchor in _ANCHORS:
+            before = self._fast.encode(anchor, add_special_tokens=False).ids
+            encoded = self._fast.encode(anchor + text, add_special_tokens=False)
+            skip = len(before)
+            if encoded.ids[:skip] == before:
+                offsets = [(a - len(anchor), b - len(anchor)) for a, b in encoded.offsets[skip:]]
+                return Encoded(text, encoded.ids[skip:], offsets)
+        raise InvalidError(
+            f"model.path: tokenizer.json: {text[:40]!r} has no tokens of its own behind other text"
+        )
+
+    def is_special(self, token: int) -> bool:
+        """Whether it ends turns or is a special token, so that no text merges with it."""
+        added = self._fast.get_added_tokens_decoder().get(token)
+        return token in self.eos or (added is not None and added.special)
+
+    def _prefixes_blank(self) -> bool:
+        """Whether a blank is put before a text."""
+        first = self._fast.encode("!", add_special_tokens=False).tokens[:1]
+        return bool(first) and first[0].startswith(_BLANKS)
+
+
+class Encoded:
+    """Tokens of a text, and the characters [start, end) of each."""
+
+    __slots__ = ("_text", "ids", "offsets")
+
+    def __init__(self, text: str, ids: list[int], offsets: list[tuple[int, int]]) -> None:
+        self._text = text
+        self.ids = ids
+        self.offsets = offsets
+
+    def rendered(self, messages: Sequence[Message], *, skip: int = 0) -> Rendered:
+        """The tokens but the first `skip`, with their sources.
+
+        What lies inside a message's content is of the environment or a tool, else of the template.
+        """
+        sources = _sources(self._text, messages, self.offsets)
+        return Rendered(tuple(self.ids[skip:]), tuple(_spans(sources[skip:])))
 
 
 class Rendered:
@@ -195,16 +248,23 @@ def _sources(
     ranges: list[tuple[int, int, TokenSource]] = []
     at = 0
     for message in messages:
-        content = message.content.strip()
         source = TokenSource.TOOL if message.role == "tool" else TokenSource.ENVIRONMENT
-        # Some templates show what a tool answers as a JSON string.
-        for shown in (content, json.dumps(content, ensure_ascii=False)[1:-1]):
-            found = text.find(shown, at)
-            if found >= 0:
-                at = found + len(shown)
-                ranges.append((found, at, source))
-                break
+        if (place := place_of(message.content, text, at)) is not None:
+            at = place[1]
+            ranges.append((*place, source))
     return [_source(ranges, start, end) for start, end in offsets]
+
+
+def place_of(content: str, text: str, start: int) -> tuple[int, int] | None:
+    """Characters [start, end) at which a text shows a message's content; None: it does not.
+
+    Blanks at its ends do not count, and some templates show what a tool answers as a JSON string.
+    """
+    content = content.strip()
+    for shown in (content, json.dumps(content, ensure_ascii=False)[1:-1]):
+        if (at := text.find(shown, start)) >= 0:
+            return at, at + len(shown)
+    return None
 
 
 def _source(ranges: Sequence[tuple[int, int, TokenSource]], start: int, end: int) -> TokenSource:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from paceline.enums import TokenSource
-from paceline.errors import InvalidError, LimitError
+from paceline.errors import InvalidError
 from paceline.plugins import Message, Observation
+from paceline.tokens.bridge import bridge
 from paceline.tokens.chat import (
     TEMPLATE,
     TOKENIZER,
@@ -21,52 +21,8 @@ from paceline.tokens.chat import (
     Tokenizer,
     nowhere,
 )
+from paceline.tokens.steps import TAIL_TOKENS, TURN, DialogueStep, RenderedPrefix
 from paceline.types import TokenSpan
-
-# Placeholder for a sampled turn in a rendered dialogue, so that no template sees, edits or drops
-# sampled text.
-_TURN = "\u2042paceline-turn\u2042"
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedPrefix:
-    """What was rendered of a dialogue so far: its number of characters, and their CRC-32."""
-
-    length: int = 0
-    crc: int = 0
-
-    @classmethod
-    def of(cls, text: str) -> RenderedPrefix:
-        """That of a text."""
-        return cls(len(text), zlib.crc32(text.encode(errors="surrogatepass")))
-
-
-@dataclass(frozen=True, slots=True)
-class DialogueStep:
-    """An observation and the dialogue before it: all that rendering it takes."""
-
-    messages: tuple[Message, ...]  # of the whole dialogue
-    num_new: int  # of these, the last ones are those of the observation
-    text: str  # for models without a chat template
-    tools: tuple[Mapping[str, Any], ...]
-    offers_tools: bool  # with this observation
-    num_turns: int  # of the policy
-    last_token: int  # of the last one; -1 if it was empty
-    prefix: RenderedPrefix
-    now: datetime
-    max_bytes: int | None  # of its text
-
-    def check_size(self, *texts: str) -> None:
-        """Raise `LimitError` for texts that are longer together than an observation may be."""
-        if self.max_bytes is None:
-            return
-        num_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
-        if num_bytes > self.max_bytes:
-            raise LimitError(
-                f"limit prompt_bytes: an observation has {num_bytes} bytes, but this installation "
-                f"allows {self.max_bytes}; make the tasks shorter, or ask its operator to raise "
-                "`limits.prompt_bytes`"
-            )
 
 
 class DialogueState:
@@ -84,27 +40,32 @@ class DialogueState:
         self._tools: tuple[Mapping[str, Any], ...] = ()
         self._prefix = RenderedPrefix()
         self._turns = 0
-        self._last_token = -1
+        self._tail: tuple[int, ...] = ()
         self._now = datetime.now()  # a template with the date must not change at midnight
 
     def observed(self, observation: Observation) -> DialogueStep:
         """How to render an observation, given everything before it.
 
+        One that is plain text is a message of the user to models with a chat template.
+
         Raises:
-            InvalidError: it may not offer these tools.
+            InvalidError: it may not offer these tools, or has reserved characters.
             LimitError: it is too long.
         """
         if observation.tools:
             self._offer(observation)
-        self._messages.extend(observation.messages)
+        new = observation.messages or (Message("user", observation.text),)
+        if any(TURN in message.content for message in new):
+            raise InvalidError(f"environment: an observation contains {TURN!r}, which is reserved")
+        self._messages.extend(new)
         step = DialogueStep(
             messages=tuple(self._messages),
-            num_new=len(observation.messages),
+            num_new=len(new),
             text=observation.text,
             tools=self._tools,
             offers_tools=bool(observation.tools),
             num_turns=self._turns,
-            last_token=self._last_token,
+            turn_tail=self._tail,
             prefix=self._prefix,
             now=self._now,
             max_bytes=self._max_bytes,
@@ -116,11 +77,11 @@ class DialogueState:
         """The observation is rendered, and with it so much of the dialogue."""
         self._prefix = prefix
 
-    def turn(self, last_token: int) -> None:
-        """End the policy's turn; its last token may be the template's end-of-turn token."""
+    def turn(self, tokens: Sequence[int]) -> None:
+        """End the policy's turn, of these tokens; its last ones may be the template's end."""
         self._turns += 1
-        self._messages.append(Message("assistant", _TURN))
-        self._last_token = last_token
+        self._messages.append(Message("assistant", TURN))
+        self._tail = tuple(tokens[-TAIL_TOKENS:])
 
     def _offer(self, observation: Observation) -> None:
         if self._turns:
@@ -150,9 +111,9 @@ class Dialogue:
         self._state.shown(prefix)
         return rendered
 
-    def turn(self, last_token: int) -> None:
-        """End the policy's turn; its last token may be the template's end-of-turn token."""
-        self._state.turn(last_token)
+    def turn(self, tokens: Sequence[int]) -> None:
+        """End the policy's turn, of these tokens; its last ones may be the template's end."""
+        self._state.turn(tokens)
 
 
 def render_step(
@@ -163,7 +124,7 @@ def render_step(
     `at` is told which part of the tokenizer works next, as it may not return.
 
     Raises:
-        InvalidError: the template cannot be rendered incrementally, or not with these tools.
+        InvalidError: the template cannot show the dialogue in turns, or not with these tools.
         LimitError: the observation is too long.
     """
     new = step.messages[len(step.messages) - step.num_new :]
@@ -172,16 +133,19 @@ def render_step(
             "model.path: the model has no chat template, but this environment offers tools or "
             "shows calls of some"
         )
-    if not tokenizer.chat or not new:
+    if not tokenizer.chat:
         at(TOKENIZER)
         return _plain(tokenizer, step, new), step.prefix
+    if step.num_turns:
+        rendered, prefix, text = bridge(tokenizer, step, at=at)
+        _check_tools_are_shown(tokenizer, step, new, text)
+        return rendered, prefix
     at(TEMPLATE)
     text = tokenizer.render(step.messages, tools=step.tools, now=step.now)
     _check_tools_are_shown(tokenizer, step, new, text)
-    delta = _delta(tokenizer, step, text) if step.num_turns else text
-    step.check_size(delta)
+    step.check_size(text)
     at(TOKENIZER)
-    return tokenizer.rendered(delta, new), RenderedPrefix.of(text)
+    return tokenizer.encoded(text).rendered(new), RenderedPrefix.of(text)
 
 
 def _check_tools_are_shown(
@@ -201,19 +165,6 @@ def _check_tools_are_shown(
                     "model.path: the chat template ignores `tool_calls`, which messages of the "
                     "task have; use a model whose template renders them"
                 )
-
-
-def _delta(tokenizer: Tokenizer, step: DialogueStep, text: str) -> str:
-    """What follows the policy's last turn."""
-    length = step.prefix.length
-    if RenderedPrefix.of(text[:length]) != step.prefix or not text.startswith(_TURN, length):
-        raise InvalidError(
-            "the chat template rewrites earlier turns when a later one is added, so it "
-            "cannot be rendered incrementally; multi-turn environments need one that can"
-        )
-    ended = step.last_token in tokenizer.eos
-    end = tokenizer.token(step.last_token) if ended else ""
-    return text[length + len(_TURN) :].removeprefix(end)
 
 
 def _plain(tokenizer: Tokenizer, step: DialogueStep, new: Sequence[Message]) -> Rendered:

@@ -22,6 +22,7 @@ def check_golds(
     rewards: Sequence[RewardSpec],
     sources: Mapping[str, TaskSource],
     *,
+    world: str,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Read the answers of as many tasks as there is time for, in the order of the tasks.
@@ -29,18 +30,17 @@ def check_golds(
     Args:
         rewards: parts of the job's reward.
         sources: its tasks, by the field of the job that names them.
+        world: its environment.
         clock: seconds, to bound the time.
 
     Raises:
         InvalidError: names the first rows whose answers a reward cannot read, and how many it are.
     """
-    checks = dict(_checks(rewards))
-    if not checks:
-        return
     deadline_s = clock() + CHECK_S
     wrong: list[str] = []
     for field, source in sources.items():
-        for position in range(len(source)):
+        checks = dict(_checks(rewards, world if hasattr(source, "where") else None))
+        for position in range(len(source) if checks else 0):
             wrong += _problems(source, position, checks, field)
             if clock() > deadline_s:
                 break
@@ -49,20 +49,23 @@ def check_golds(
         raise InvalidError("; ".join(wrong[:_MOST_SHOWN]) + more)
 
 
-def _checks(rewards: Sequence[RewardSpec]) -> Iterator[tuple[str, _Check]]:
-    """What installed rewards check, by the field of the part."""
+def _checks(rewards: Sequence[RewardSpec], world: str | None) -> Iterator[tuple[str, _Check]]:
+    """What installed rewards check, by the field of the part; `world`: if the tasks are rows."""
     for index, part in enumerate(rewards):
         if named_function(part) is not None:
             continue
         told = declared(registry.options_of("rewards", part.kind))
-        if told.golds is None:
+        golds = told.golds
+        if golds is None and told.row_golds is not None and world is not None:
+            golds = partial(told.row_golds, world=world)
+        if golds is None:
             continue
         try:
             if told.load is not None:
                 told.load(**part.options)
         except ImportError:  # reward workers may have packages that this service lacks
             continue
-        yield f"reward.{index}", partial(told.golds, **part.options)
+        yield f"reward.{index}", partial(golds, **part.options)
 
 
 def _problems(

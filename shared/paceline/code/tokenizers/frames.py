@@ -21,7 +21,7 @@ from paceline.enums import TokenSource
 from paceline.errors import InvalidError, LimitError
 from paceline.plugins import Message
 from paceline.tokens.chat import TEMPLATE, TOKENIZER, RejectedMessagesError, Rendered
-from paceline.tokens.dialogue import DialogueStep, RenderedPrefix
+from paceline.tokens.steps import DialogueStep, RenderedPrefix
 from paceline.types import TokenSpan
 
 MAX_ANSWER_BYTES = 32 << 20
@@ -90,7 +90,7 @@ def to_json(call: Call) -> dict[str, Any]:
         "tools": [dict(tool) for tool in step.tools],
         "offers_tools": step.offers_tools,
         "num_turns": step.num_turns,
-        "last_token": step.last_token,
+        "turn_tail": step.turn_tail,
         "prefix": [step.prefix.length, step.prefix.crc],
         "now": step.now.isoformat(),
         "max_bytes": step.max_bytes,
@@ -107,6 +107,7 @@ def from_json(call: Mapping[str, Any]) -> Call:
             Message(*texts, tool_calls=tuple(calls)) for *texts, calls in call["messages"]
         ),
         "tools": tuple(call["tools"]),
+        "turn_tail": tuple(call["turn_tail"]),
         "prefix": RenderedPrefix(*call["prefix"]),
         "now": datetime.fromisoformat(call["now"]),
     }

@@ -16,7 +16,8 @@ from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.telemetry.logs import Log
 from paceline.tokens.chat import Tokenizer
-from paceline.tokens.dialogue import DialogueStep, render_step
+from paceline.tokens.dialogue import render_step
+from paceline.tokens.steps import DialogueStep
 from paceline.transport.linger import Linger, at_once
 
 MAX_CALLS, MAX_REQUEST_BYTES = 512, 512 << 10  # of one request

@@ -6,4 +6,5 @@ ENVIRONMENT = EnvironmentPlugin(
     tasks="paceline.environments.arithmetic.tasks:ArithmeticTasks",
     world="paceline.environments.arithmetic.world:Arithmetic",
     options="paceline.environments.arithmetic.tasks:ArithmeticTasks",
+    replies="none",
 )

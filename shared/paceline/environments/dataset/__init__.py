@@ -6,4 +6,5 @@ ENVIRONMENT = EnvironmentPlugin(
     tasks="paceline.environments.dataset.tasks:DatasetTasks",
     world="paceline.environments.dataset.world:Dataset",
     options="paceline.environments.dataset.options:DatasetOptions",
+    replies="none",
 )

@@ -8,4 +8,5 @@ ENVIRONMENT = EnvironmentPlugin(
     options="paceline.environments.reasoning_gym.tasks:ReasoningGymTasks",
     # Some data sets evaluate replies as Python, whatever the weights of a job make of them.
     worlds_in="sealed",
+    replies="none",
 )

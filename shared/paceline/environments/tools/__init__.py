@@ -6,4 +6,5 @@ ENVIRONMENT = EnvironmentPlugin(
     tasks="paceline.environments.tools.tasks:ToolTasks",
     world="paceline.environments.tools.world:Tools",
     options="paceline.environments.tools.tasks:ToolTasks",
+    replies="tools",
 )

@@ -114,7 +114,7 @@ async def say(tokenizer: JobTokenizer, *, tools: bool = False) -> list[Any]:
         offered = Observation(each.messages, tools=(TOOL,)) if tools and not number else each
         rendered, prefix = await tokenizer.show(state.observed(offered))
         state.shown(prefix)
-        state.turn(tokenizer.eos[0])
+        state.turn(tokenizer.eos[:1])
         text = await tokenizer.turn_text(
             [*rendered.tokens, tokenizer.eos[0]], keep_special=bool(number)
         )

@@ -135,7 +135,7 @@ def test_turns_rendered_one_by_one_equal_the_full_dialogue(template: str, eos: s
     dialogue = Dialogue(tokenizer)
     first = dialogue.show(Observation(messages=tuple(DIALOGUE[:2])))
     reply = [*tokenizer.encode("2"), tokenizer.eos[0]]
-    dialogue.turn(reply[-1])
+    dialogue.turn(reply)
     second = dialogue.show(Observation(messages=tuple(DIALOGUE[3:])))
     whole = [*first.tokens, *reply, *second.tokens]
     assert whole == tokenizer.encode(tokenizer.render(DIALOGUE))
@@ -145,7 +145,7 @@ def test_a_turn_cut_short_gets_its_end_from_the_template() -> None:
     tokenizer = Tokenizer.from_files(build_files(CHATML))
     dialogue = Dialogue(tokenizer)
     dialogue.show(Observation(messages=(Message("user", "a"),)))
-    dialogue.turn(tokenizer.encode("2")[0])
+    dialogue.turn(tokenizer.encode("2"))
     second = dialogue.show(Observation(messages=(Message("user", "b"),)))
     assert second.tokens[0] == tokenizer.eos[0]
     assert second.spans[0].source is TokenSource.TEMPLATE
@@ -164,8 +164,8 @@ def test_content_belongs_to_the_environment_and_the_rest_to_the_template() -> No
 def test_a_template_that_rewrites_history_fails_in_the_second_turn_only() -> None:
     dialogue = Dialogue(Tokenizer.from_files(build_files(REWRITES)))
     dialogue.show(Observation(messages=(Message("user", "a"),)))
-    dialogue.turn(5)
-    with pytest.raises(InvalidError, match="cannot be rendered incrementally"):
+    dialogue.turn((5,))
+    with pytest.raises(InvalidError, match="drops earlier turns"):
         dialogue.show(Observation(messages=(Message("user", "b"),)))
 
 
@@ -174,7 +174,7 @@ def test_a_template_with_the_time_may_have_several_turns() -> None:
     dialogue = Dialogue(tokenizer)
     for number in range(3):
         dialogue.show(Observation(messages=(Message("user", f"{number}"),)))
-        dialogue.turn(-1)
+        dialogue.turn(())
 
 
 def test_without_a_template_the_text_is_shown() -> None:
@@ -252,7 +252,7 @@ def test_turns_with_tools_rendered_one_by_one_equal_the_full_dialogue(
     messages = [*ASKED.messages]
     for said, heard in (("<tool_call>{}", ANSWERS), ("hm", (Message("user", "Well?"),))):
         reply = [*tokenizer.encode(said), tokenizer.eos[0]]
-        dialogue.turn(reply[-1])
+        dialogue.turn(reply)
         tokens += [*reply, *dialogue.show(Observation(messages=heard)).tokens]
         messages += [Message("assistant", said), *heard]
     assert tokens == tokenizer.encode(tokenizer.render(messages, tools=(ADD,)))
@@ -263,7 +263,7 @@ def test_what_tools_answer_is_marked_as_theirs(template: str, eos: str) -> None:
     tokenizer = Tokenizer.from_files(build_files(template, eos))
     dialogue = Dialogue(tokenizer)
     dialogue.show(ASKED)
-    dialogue.turn(tokenizer.eos[0])
+    dialogue.turn(tokenizer.eos[:1])
     shown = dialogue.show(Observation(messages=ANSWERS))
     own = [span for span in shown.spans if span.source is TokenSource.TOOL]
     texts = [tokenizer.decode(shown.tokens[span.start : span.end]) for span in own]
@@ -290,7 +290,7 @@ def test_tools_that_cannot_be_shown_are_refused(
 def test_tools_come_with_the_first_observation_only() -> None:
     dialogue = Dialogue(Tokenizer.from_files(build_files(QWEN)))
     dialogue.show(Observation(messages=ASKED.messages))
-    dialogue.turn(2)
+    dialogue.turn((2,))
     with pytest.raises(InvalidError, match="only the first observation"):
         dialogue.show(ASKED)
 

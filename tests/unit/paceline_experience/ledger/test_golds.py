@@ -35,6 +35,8 @@ def part(kind: str, **options: Any) -> RewardSpec:
         ("math", True, "field 'answer' is true"),
         ("numeric", "\\sqrt{2}", "the task's answer '\\\\sqrt{2}' is no number"),
         ("numeric", None, "the task's answer 'null' is no number"),
+        ("environment", None, "field 'answer' of task "),
+        ("exact", None, "field 'answer' of task "),
     ],
 )
 def test_a_row_that_its_reward_cannot_read_is_named(
@@ -42,21 +44,33 @@ def test_a_row_that_its_reward_cannot_read_is_named(
 ) -> None:
     source = rows(tmp_path, [1, "2", answer, 4.5])
     with pytest.raises(InvalidError) as refused:
-        check_golds([part("format"), part(kind)], {"tasks.options": source})
+        check_golds([part("format"), part(kind)], {"tasks.options": source}, world="dataset")
     assert refused.value.message.startswith(f"tasks.options: row 2 of data: reward.1: {problem}")
 
 
 def test_readable_answers_and_other_rewards_pass(tmp_path: Path) -> None:
     source = rows(tmp_path, [1, "2", "3/4", 4.5])
-    check_golds([part("math"), part("numeric", percent="points")], {"tasks.options": source})
+    check_golds(
+        [part("math"), part("numeric", percent="points")],
+        {"tasks.options": source},
+        world="dataset",
+    )
     null = rows(tmp_path, [None])
-    check_golds([part("format"), part("own:code"), part("environment")], {"tasks.options": null})
+    check_golds([part("format"), part("own:code")], {"tasks.options": null}, world="dataset")
+    check_golds([part("environment"), part("exact")], {"tasks.options": source}, world="dataset")
+
+
+def test_a_world_of_its_own_may_need_no_answer(tmp_path: Path) -> None:
+    sources = {"tasks.options": rows(tmp_path, [None])}
+    check_golds([part("environment")], sources, world="own:WORLD")
+    with pytest.raises(InvalidError, match=r"reward\.0: field 'answer' of task .* is null"):
+        check_golds([part("exact")], sources, world="own:WORLD")
 
 
 def test_many_wrong_rows_are_counted(tmp_path: Path) -> None:
     source = rows(tmp_path, ["none"] * 8 + ["1"])
     with pytest.raises(InvalidError) as refused:
-        check_golds([part("numeric")], {"tasks.options": source})
+        check_golds([part("numeric")], {"tasks.options": source}, world="dataset")
     assert refused.value.message.count("is no number") == 5
     assert refused.value.message.endswith(" (and 3 more)")
 
@@ -64,7 +78,9 @@ def test_many_wrong_rows_are_counted(tmp_path: Path) -> None:
 def test_the_field_that_names_the_answer_is_read(tmp_path: Path) -> None:
     source = rows(tmp_path, ["1"])
     with pytest.raises(InvalidError, match=r"reward\.0: payload of task .* has no field 'result'"):
-        check_golds([part("math", answer_field="result")], {"tasks.options": source})
+        check_golds(
+            [part("math", answer_field="result")], {"tasks.options": source}, world="dataset"
+        )
 
 
 def test_evaluations_are_checked_too(tmp_path: Path) -> None:
@@ -73,7 +89,7 @@ def test_evaluations_are_checked_too(tmp_path: Path) -> None:
     train, held_out = rows(tmp_path / "train", ["1"]), rows(tmp_path / "eval", ["one"])
     sources = {"tasks.options": train, "eval.options": held_out}
     with pytest.raises(InvalidError, match=r"^eval\.options: row 0 of data: reward\.0: "):
-        check_golds([part("numeric")], sources)
+        check_golds([part("numeric")], sources, world="dataset")
 
 
 def test_no_job_waits_long_for_its_rows(tmp_path: Path) -> None:
@@ -86,7 +102,7 @@ def test_no_job_waits_long_for_its_rows(tmp_path: Path) -> None:
         return next(times)
 
     with pytest.raises(InvalidError) as refused:
-        check_golds([part("numeric")], {"tasks.options": source}, clock=clock)
+        check_golds([part("numeric")], {"tasks.options": source}, world="dataset", clock=clock)
     assert refused.value.message.count("is no number") <= 10
     assert len(seen) == 11
 
@@ -105,6 +121,6 @@ class Broken:
 
 def test_a_source_that_breaks_refuses_no_job_for_it() -> None:
     with pytest.raises(InvalidError) as refused:
-        check_golds([part("math")], {"tasks.options": Broken()})
+        check_golds([part("math")], {"tasks.options": Broken()}, world="dataset")
     assert refused.value.message.startswith("tasks.options: task 1: reward.0: JSONDecodeError: ")
     assert "task 0" not in refused.value.message

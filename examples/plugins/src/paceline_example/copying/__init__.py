@@ -6,4 +6,5 @@ ENVIRONMENT = EnvironmentPlugin(
     tasks="paceline_example.copying.tasks:CopyingTasks",
     world="paceline_example.copying.world:Copying",
     options="paceline_example.copying.tasks:CopyingTasks",
+    replies="none",
 )
