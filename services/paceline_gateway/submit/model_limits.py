@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from paceline.config import JobSpec
+from paceline.config.job import LoraSpec
 from paceline.config.load import shown
 from paceline.errors import ConfigError
 from paceline.models.parsing import ParseError, parse
@@ -15,14 +16,18 @@ from paceline.plugins import MAX_STOP_TOKENS
 _FILES = ("config.json", "generation_config.json")
 _WITHOUT_ATTENTION = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv"}
 _TORCH = "torch"
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Of experts, which are no linear layers: one tensor has those of all experts of a layer.
+_OF_EXPERTS = {"experts", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"}
 
 
 def check_model_limits(spec: JobSpec, files: Mapping[str, bytes]) -> None:
     """Compare a job with what `config.json` and `generation_config.json` say.
 
     Raises:
-        ConfigError: ids of the end of a turn are none, or the model has fewer positions or other
-            layers than the job needs; names the field, its value and what is allowed.
+        ConfigError: ids of the end of a turn are none, the model has fewer positions or other
+            layers than the job needs, or experts that it would adapt; names the field, its value
+            and what is allowed.
     """
     try:
         found = parse("declared", [files.get(name, b"{}") for name in _FILES])
@@ -30,7 +35,7 @@ def check_model_limits(spec: JobSpec, files: Mapping[str, bytes]) -> None:
         name = " and ".join(_FILES) if error.at is None else _FILES[error.at]
         raise ConfigError(f"model.path: {name} {error.message}") from None
     declared = cast("dict[str, Any]", found)
-    problems = [*_end_problems(declared)]
+    problems = [*_end_problems(declared), *_lora_problems(declared, spec.trainer.lora)]
     if spec.rollout.engine.kind == _TORCH:
         problems += _engine_problems(declared, spec.sampling.max_context)
     if problems:
@@ -54,6 +59,22 @@ def _end_problems(declared: Mapping[str, Any]) -> Iterator[str]:
     elif wrong := [each for each in ids if each < 0 or (isinstance(size, int) and each >= size)]:
         most = f" to {size - 1}" if isinstance(size, int) else " and more"
         yield f"{what}: {wrong[0]} is not in the vocabulary; allowed: 0{most}"
+
+
+def _lora_problems(declared: Mapping[str, Any], lora: LoraSpec | None) -> Iterator[str]:
+    """Adapters are beside linear layers, and experts are none."""
+    num = max((n for key in _EXPERTS if type(n := declared.get(key)) is int), default=0)
+    if lora is None or num < 2:
+        return
+    for name in lora.target_modules:
+        *owners, last = name.split(".")
+        shared = any("shared" in owner for owner in owners)
+        if name == "all-linear" or (last in _OF_EXPERTS and not shared):
+            yield (
+                f"trainer.lora.target_modules: {shown(name)}: experts cannot have adapters, and "
+                f"config.json says that the model has {num}; allowed are linear layers beside "
+                "them, such as q_proj, k_proj, v_proj and o_proj"
+            )
 
 
 def _engine_problems(declared: Mapping[str, Any], max_context: int) -> Iterator[str]:

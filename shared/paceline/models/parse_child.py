@@ -15,7 +15,10 @@ from typing import Any, cast
 
 _MEMORY_BYTES = 1 << 30
 _CPU_S = 20
-_DECLARED = ("model_type", "vocab_size", "max_position_embeddings", "layer_types", "eos_token_id")
+_DECLARED = (
+    *("model_type", "vocab_size", "max_position_embeddings", "layer_types", "eos_token_id"),
+    *("num_experts", "num_local_experts", "n_routed_experts"),
+)
 _MOST_CHARS = 16_384
 
 

@@ -14,6 +14,7 @@ from paceline.plugins.engines import (
     EngineRequest,
     EngineStatus,
     HeaderSpec,
+    NameKind,
     TensorSpec,
     WeightSnapshot,
 )
@@ -122,6 +123,7 @@ __all__ = [
     "Limits",
     "Message",
     "Method",
+    "NameKind",
     "Observation",
     "OpenGroup",
     "Pick",

@@ -144,3 +144,38 @@ async def test_more_stop_strings_than_engines_take_are_refused(
         wrong = {**job, "sampling": {"stop": stop}}
         assert told in await refusal(gateway, wrong, str(model))
     await gateway.submitted({**job, "sampling": {"stop": stops[:16]}})
+
+
+EXPERTS = [{"num_experts": 4}, {"num_local_experts": 8}, {"text_config": {"n_routed_experts": 2}}]
+
+
+@pytest.mark.parametrize("config", EXPERTS)
+@pytest.mark.parametrize("target", ["all-linear", "gate_proj", "mlp.experts.down_proj", "w1"])
+async def test_adapters_of_experts_are_refused(
+    gateway: Gateway, job: Doc, model: Path, config: Doc, target: str
+) -> None:
+    (model / "config.json").write_text(json.dumps(config))
+    targets = [target] if target == "all-linear" else ["q_proj", target]
+    wrong = {**job, "trainer": {"lora": {"target_modules": targets}}}
+    expected = f"trainer.lora.target_modules: {target}: experts cannot have adapters"
+    message = await refusal(gateway, wrong, str(model))
+    assert expected in message.replace("'", "")
+    assert "allowed are linear layers beside them, such as q_proj" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "targets"),
+    [
+        ({"num_experts": 4}, ["q_proj", "v_proj"]),
+        ({"num_experts": 4}, ["shared_expert.gate_proj"]),
+        ({"num_experts": 1}, ["all-linear"]),
+        ({"num_experts": "four"}, ["all-linear"]),
+        ({}, ["gate_proj", "up_proj"]),
+    ],
+)
+async def test_adapters_of_layers_are_accepted(
+    gateway: Gateway, job: Doc, model: Path, config: Doc, targets: list[str]
+) -> None:
+    (model / "config.json").write_text(json.dumps(config))
+    lora = {"target_modules": targets}
+    await gateway.submitted({**job, "model": {"path": str(model)}, "trainer": {"lora": lora}})

@@ -15,6 +15,7 @@ from transformers.initialization import no_init_weights
 from paceline.errors import InvalidError
 from paceline.models.shallow import SERVED_LAYERS
 from paceline.plugins import WeightSnapshot
+from paceline.weights.names import CheckpointNames
 from paceline_rollout.engines.torch.forward import ATTENTION, ForwardPasses
 from paceline_rollout.engines.torch.packed import Packed
 from paceline_rollout.engines.torch.probe import shares_prefixes
@@ -40,6 +41,7 @@ class TorchModel(ForwardPasses):
         _check_positions(text, max_context)
         with _BUILD_LOCK:
             self._shares_prefixes = shares_prefixes(config, device)
+        names = CheckpointNames(config)
         with _BUILD_LOCK, torch.device(device), no_init_weights():
             model: Any = AutoModelForCausalLM.from_config(
                 config,
@@ -50,7 +52,7 @@ class TorchModel(ForwardPasses):
         model.tie_weights()
         model.eval().requires_grad_(False)
         super().__init__(model, device)
-        self._tensors = ModelTensors(model, Packed(model) if packed else None)
+        self._tensors = ModelTensors(model, Packed(model) if packed else None, names=names)
         self.vocab_size = int(text.vocab_size)
         self.token_bytes = _token_bytes(text, DTYPES[dtype].itemsize)
 
