@@ -26,7 +26,7 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, MisfitError
 from paceline.plugins import TensorSpec
 from paceline.weights.snapshot.manifest import ADAPTER_ENDS
 
@@ -210,14 +210,14 @@ def check_layout(
     """Check names and shapes of a snapshot against those of a model.
 
     Raises:
-        InvalidError: a tensor is unknown, has another shape, or is missing.
+        MisfitError: a tensor is unknown, has another shape, or is missing.
     """
     sent = {entry.name: tuple(entry.shape) for entry in entries}
     pairs = dict(tied)
     _refuse([name for name in (*sent, *pairs) if name not in shapes], "is unknown to this model")
     for name, shape in sent.items():
         if shape != shapes[name]:
-            raise InvalidError(
+            raise MisfitError(
                 f"snapshot: tensor {name!r} has shape {shape}; allowed: {shapes[name]}"
             )
     sources = set(pairs.values())
@@ -229,4 +229,4 @@ def check_layout(
 def _refuse(names: Sequence[str], why: str) -> None:
     if names:
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        raise InvalidError(f"snapshot: tensor {names[0]!r} {why}{more}")
+        raise MisfitError(f"snapshot: tensor {names[0]!r} {why}{more}")
