@@ -92,6 +92,7 @@ async def test_the_tokenizer_of_another_model_is_refused(
             {},
             "sampling.max_context: 2048; the model has 16 positions",
         ),
+        ({"n_positions": 1024}, {}, "sampling.max_context: 2048; the model has 1024 positions"),
         (
             {"text_config": {"max_position_embeddings": 16}},
             {},
@@ -102,7 +103,23 @@ async def test_the_tokenizer_of_another_model_is_refused(
             {},
             "config.json: layer_types has 'linear_attention', which the engine 'torch' lacks",
         ),
-        ({"model_type": "mamba"}, {}, "model_type 'mamba' has layers without attention"),
+        ({"model_type": "mamba"}, {}, "'mamba': the engine 'torch' cannot compute the log-probs"),
+        ({"model_type": "bloom"}, {}, "model_type 'bloom': the trainer cannot compute the log-pr"),
+        (
+            {"text_config": {"model_type": "qwen3_5_text"}},
+            {},
+            "model_type 'qwen3_5_text': the engine 'torch' cannot compute",
+        ),
+        (
+            {
+                "max_position_embeddings": 8192,
+                "rope_scaling": {"type": "dynamic", "factor": 2.0},
+                "original_max_position_embeddings": 1024,
+            },
+            {},
+            "sampling.max_context: 2048; the model has 1024 positions",
+        ),
+        ({"use_bidirectional_attention": True}, {}, "use_bidirectional_attention is true, and"),
         ([], {}, "config.json is no object"),
         ({}, [], "generation_config.json is no object"),
     ],

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from paceline.errors import InvalidError
+from paceline.models.families import max_positions
 from paceline.models.shallow import SERVED_LAYERS
 from paceline.plugins import WeightSnapshot
 from paceline.weights.names import CheckpointNames
@@ -24,8 +25,6 @@ from paceline_rollout.engines.torch.weights import DTYPES, ModelTensors, Weights
 # `no_init_weights` patches functions of torch for the whole process: two threads in it at once
 # would leave them patched, and weights would never be initialised again.
 _BUILD_LOCK = threading.Lock()
-# Scale positions by the length of the sequence, once it is longer than in the model's pretraining.
-_ROPE_BY_LENGTH = {"dynamic", "longrope"}
 
 
 class TorchModel(ForwardPasses):
@@ -91,12 +90,8 @@ def _check_layers(text: Any) -> None:
 
 
 def _check_positions(text: Any, max_context: int) -> None:
-    max_positions = getattr(text, "max_position_embeddings", None)
-    ropes: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
-    for rope in (ropes, *(each for each in ropes.values() if isinstance(each, dict))):
-        if rope.get("rope_type") in _ROPE_BY_LENGTH:
-            max_positions = rope.get("original_max_position_embeddings") or max_positions
-    if max_positions is not None and max_positions < max_context:
+    most = max_positions(text.to_dict())
+    if most is not None and most < max_context:
         raise InvalidError(
-            f"sampling.max_context: {max_context}; allowed for this model: at most {max_positions}"
+            f"sampling.max_context: {max_context}; allowed for this model: at most {most}"
         )
