@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paceline import wire
 from paceline.config import JobSpec
 from paceline.config.service import TlsSettings
-from paceline.errors import DeadlineError, PacelineError, StateError
+from paceline.errors import DeadlineError, MisfitError, PacelineError, StateError
 from paceline.plugins import Engine, WeightSnapshot
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
@@ -47,7 +47,8 @@ class WeightUpdater:
     `changed(True)` is awaited after a version is active and its canary agrees, `changed(False)`
     when a canary disagrees; that version is then fetched and loaded again. With `max_refusals` of
     one version in a row `run` raises RefusedWeightsError, as only another engine is left to try:
-    the bytes were verified each time.
+    the bytes were verified each time; so it does at once for weights of another model than the
+    engine's.
     """
 
     def __init__(
@@ -152,6 +153,10 @@ class WeightUpdater:
             with span.child("weights.swap", worker=self._worker_id, version=header.version):
                 await self._engine.load(_loadable(staging), self._activation)
                 error = await self._check(header)
+        except MisfitError as error:
+            await self._changed(False)
+            what = f"version {header.version} (step {header.step})"
+            raise RefusedWeightsError(f"{what} cannot be loaded: {error}") from error
         except StateError as error:
             log.info("version not loaded", job=self._job_id, version=header.version, error=error)
             return

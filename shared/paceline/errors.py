@@ -5,6 +5,7 @@ PacelineError                INTERNAL             500
 │   ├── ConfigError          INVALID_ARGUMENT     422   a job file or settings file is wrong
 │   ├── LimitError           INVALID_ARGUMENT     422   something is larger than a limit allows
 │   ├── MalformedError       INVALID_ARGUMENT     400   a document is not JSON, or not YAML
+│   ├── MisfitError          INVALID_ARGUMENT     422   weights are not those of the engine's model
 │   └── UnlistedError        INVALID_ARGUMENT     422   a function that the operator has not listed
 ├── NotFoundError            NOT_FOUND            404
 ├── ConflictError            ALREADY_EXISTS       409   same name, different content
@@ -71,6 +72,10 @@ class MalformedError(InvalidError):
     """A document cannot be parsed: it is not JSON, or not YAML, or not text at all."""
 
     http = 400
+
+
+class MisfitError(InvalidError):
+    """Weights are not those of the engine's model: the same bytes will not fit it another time."""
 
 
 class UnlistedError(InvalidError):

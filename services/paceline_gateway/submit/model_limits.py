@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
 from paceline.config import JobSpec
+from paceline.config.job import LoraSpec
 from paceline.config.load import shown
 from paceline.errors import ConfigError
+from paceline.models.families import UNSERVED, UNTRAINED, max_positions
 from paceline.models.parsing import ParseError, parse
 from paceline.models.shallow import SERVED_LAYERS
 from paceline.plugins import MAX_STOP_TOKENS
 
 _FILES = ("config.json", "generation_config.json")
-_WITHOUT_ATTENTION = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv"}
 _TORCH = "torch"
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Of experts, which are no linear layers: one tensor has those of all experts of a layer.
+_OF_EXPERTS = {"experts", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"}
 
 
 def check_model_limits(spec: JobSpec, files: Mapping[str, bytes]) -> None:
     """Compare a job with what `config.json` and `generation_config.json` say.
 
     Raises:
-        ConfigError: ids of the end of a turn are none, or the model has fewer positions or other
-            layers than the job needs; names the field, its value and what is allowed.
+        ConfigError: ids of the end of a turn are none, the model has fewer positions or other
+            layers than the job needs, a family that cannot be computed, or experts that it would
+            adapt; names the field, its value and what is allowed.
     """
     try:
         found = parse("declared", [files.get(name, b"{}") for name in _FILES])
@@ -30,7 +35,14 @@ def check_model_limits(spec: JobSpec, files: Mapping[str, bytes]) -> None:
         name = " and ".join(_FILES) if error.at is None else _FILES[error.at]
         raise ConfigError(f"model.path: {name} {error.message}") from None
     declared = cast("dict[str, Any]", found)
-    problems = [*_end_problems(declared)]
+    problems = [*_end_problems(declared), *_lora_problems(declared, spec.trainer.lora)]
+    if _is(declared, "model_type", UNTRAINED):
+        problems.append(
+            f"model.path: config.json: model_type {declared['model_type']!r}: the trainer cannot "
+            "compute the log-probs of this family, as its attention or its head is its own; "
+            "allowed: families with attention of transformers and a plain head, such as "
+            "llama, qwen3, qwen3_moe, gemma3_text"
+        )
     if spec.rollout.engine.kind == _TORCH:
         problems += _engine_problems(declared, spec.sampling.max_context)
     if problems:
@@ -56,12 +68,34 @@ def _end_problems(declared: Mapping[str, Any]) -> Iterator[str]:
         yield f"{what}: {wrong[0]} is not in the vocabulary; allowed: 0{most}"
 
 
+def _lora_problems(declared: Mapping[str, Any], lora: LoraSpec | None) -> Iterator[str]:
+    """Adapters are beside linear layers, and experts are none."""
+    num = max((n for key in _EXPERTS if type(n := declared.get(key)) is int), default=0)
+    if lora is None or num < 2:
+        return
+    for name in lora.target_modules:
+        *owners, last = name.split(".")
+        shared = any("shared" in owner for owner in owners)
+        if name == "all-linear" or (last in _OF_EXPERTS and not shared):
+            yield (
+                f"trainer.lora.target_modules: {shown(name)}: experts cannot have adapters, and "
+                f"config.json says that the model has {num}; allowed are linear layers beside "
+                "them, such as q_proj, k_proj, v_proj and o_proj"
+            )
+
+
 def _engine_problems(declared: Mapping[str, Any], max_context: int) -> Iterator[str]:
-    positions = declared.get("max_position_embeddings")
-    if isinstance(positions, int) and positions < max_context:
+    positions = max_positions(declared)
+    if positions is not None and positions < max_context:
         yield (
             f"sampling.max_context: {max_context}; the model has {positions} positions "
-            f"(max_position_embeddings of config.json), so allowed: at most {positions}"
+            "(max_position_embeddings of config.json, or those before its RoPE is scaled by the "
+            f"length), so allowed: at most {positions}"
+        )
+    if declared.get("use_bidirectional_attention") is True:
+        yield (
+            "model.path: config.json: use_bidirectional_attention is true, and the engine 'torch' "
+            "attends to earlier tokens only; allowed: false; or another rollout.engine"
         )
     layers = declared.get("layer_types")
     kinds = {str(each) for each in cast("list[Any]", layers)} if isinstance(layers, list) else set()
@@ -70,8 +104,15 @@ def _engine_problems(declared: Mapping[str, Any], max_context: int) -> Iterator[
             f"model.path: config.json: layer_types has {other[0]!r}, which the engine 'torch' "
             f"lacks; allowed: {', '.join(sorted(SERVED_LAYERS))}; or another rollout.engine"
         )
-    if (model_type := declared.get("model_type")) in _WITHOUT_ATTENTION:
+    if _is(declared, "model_type", UNSERVED):
         yield (
-            f"model.path: config.json: model_type {model_type!r} has layers without attention, "
-            "which the engine 'torch' lacks; allowed: transformers; or another rollout.engine"
+            f"model.path: config.json: model_type {declared['model_type']!r}: the engine 'torch' "
+            "cannot compute the log-probs of this family, which has layers without attention or "
+            "attention of its own; allowed: other families, such as llama, qwen3, qwen3_moe, "
+            "gemma3_text; or another rollout.engine"
         )
+
+
+def _is(declared: Mapping[str, Any], key: str, among: Collection[str]) -> bool:
+    value = declared.get(key)
+    return isinstance(value, str) and value in among

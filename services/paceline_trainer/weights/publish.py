@@ -19,6 +19,7 @@ from paceline.errors import StateError
 from paceline.telemetry.logs import Log
 from paceline.types import PolicyVersion
 from paceline.weights.adapters import merge_all, merge_one
+from paceline.weights.names import CheckpointNames, Conversion
 from paceline.weights.snapshot.manifest import SnapshotHeader, TensorEntry, choose_chunk_bytes, plan
 from paceline.weights.snapshot.staging import Staging
 from paceline.weights.transfer.server import WeightServer
@@ -70,6 +71,18 @@ class Held(NamedTuple):
     frozen: bool  # never trained
 
 
+class Unit(NamedTuple):
+    """Tensors of the policy that become one or several of a checkpoint together."""
+
+    conversion: Conversion
+    held: tuple[Held, ...]
+
+    @property
+    def frozen(self) -> bool:
+        """Whether all are frozen."""
+        return all(each.frozen for each in self.held)
+
+
 @dataclass(frozen=True, slots=True)
 class WeightCopy:
     """A copy of the weights: its description, and its tensors as they are gathered."""
@@ -101,11 +114,18 @@ class Snapshotter:
         dtype: str,
         merge: bool = False,
     ) -> None:
-        """`merge`: adapters are merged into the weights, instead of being published themselves."""
+        """`merge`: adapters are merged into the weights, instead of being published themselves.
+
+        So they are where checkpoints have an adapted weight in another form than the model.
+        """
         self._policy = policy
-        self._merge = merge
         self._scales = scales(policy.inner)
+        self._names = CheckpointNames(policy.config)
+        adapters = [plain_name(n) for n, _ in policy.inner.named_parameters() if is_adapter(n)]
+        self._merge = merge or not all(map(self._names.takes, adapters))
         self._frozen: dict[str, Tensor] = {}  # in engine precision, gathered only once
+        # The same of a checkpoint, by conversion, where that is more than another name.
+        self._converted: dict[Conversion, dict[str, Tensor]] = {}
         self._group = group
         self._dtype = DTYPES[engine_dtype]
         # Tensors are served while others are still gathered, if the policy can compute the canary:
@@ -129,14 +149,13 @@ class Snapshotter:
         tensors, source = TensorQueue(), source or self.source()
         if not self.streams:
             logprobs = self._gather_for_canary(source, tensors)
-        published = self._published(source)
-        entries, num_bytes = plan(
-            [
-                (plain_name(name), str(self._precision(value))[6:], tuple(value.shape))
-                for name, value, _ in published
-            ]
+        units = self._units(source)
+        described = [self._described(unit) for unit in units]
+        entries, num_bytes = plan([each for unit in described for each in unit])
+        num_frozen = sum(
+            len(names) for names, unit in zip(described, units, strict=True) if unit.frozen
         )
-        tied = tuple((plain_name(name), plain_name(same)) for name, same in self._policy.tied)
+        tied = self._names.tied((plain_name(n), plain_name(same)) for n, same in self._policy.tied)
         return WeightCopy(
             step=step,
             entries=entries,
@@ -146,7 +165,7 @@ class Snapshotter:
             canary_logprobs=logprobs,
             tensors=tensors,
             source=source,
-            frozen_bytes=self._frozen_bytes(published, entries),
+            frozen_bytes=self._frozen_bytes(entries[:num_frozen]),
         )
 
     @torch.no_grad()
@@ -178,9 +197,23 @@ class Snapshotter:
         if self._merge:
             own = [each for each in source if is_adapter(each.name)]
             adapters = {plain_name(name): each for name, each in self._whole(own)}
-        for name, value in self._whole(self._published(source)):
-            plain = plain_name(name)
-            yield plain, merge_one(plain, value, adapters)
+        for unit in self._units(source):
+            yield from self._checkpoint(unit, adapters).items()
+
+    def _checkpoint(self, unit: Unit, adapters: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Collective: the tensors of a unit as a checkpoint has them; none on other ranks."""
+        conversion = unit.conversion
+        if conversion in self._converted:
+            return self._converted[conversion]
+        whole = {plain_name(name): value for name, value in self._whole(unit.held)}
+        merged = {name: merge_one(name, value, adapters) for name, value in whole.items()}
+        if not whole or not conversion.computed:
+            return self._names.to_checkpoint(conversion, merged) if whole else {}
+        found = self._names.to_checkpoint(conversion, merged)
+        if unit.frozen and all(merged[name] is whole[name] for name in whole):
+            self._converted[conversion] = found
+            self._frozen |= {each.name: torch.empty(0) for each in unit.held}
+        return found
 
     def _whole(self, source: Iterable[Held]) -> Iterator[tuple[str, Tensor]]:
         """Collective: gather tensors in engine precision; those that never change only once."""
@@ -199,20 +232,27 @@ class Snapshotter:
             if self._group.rank_info.seeds:
                 yield name, own
 
-    def _published(self, source: Sequence[Held]) -> list[Held]:
+    def _units(self, source: Sequence[Held]) -> list[Unit]:
         """What is published, frozen tensors first, as receivers keep these bytes."""
-        found = [each for each in source if not (self._merge and is_adapter(each.name))]
-        return sorted(found, key=lambda each: not each.frozen)
+        held: dict[Conversion, list[Held]] = {}
+        for each in source:
+            if not (self._merge and is_adapter(each.name)):
+                held.setdefault(self._names.of(plain_name(each.name)), []).append(each)
+        units = [Unit(conversion, tuple(tensors)) for conversion, tensors in held.items()]
+        return sorted(units, key=lambda unit: not unit.frozen)
 
-    def _frozen_bytes(self, published: Sequence[Held], entries: Sequence[TensorEntry]) -> int:
+    def _described(self, unit: Unit) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Name, dtype and shape of the tensors that a unit becomes."""
+        value = unit.held[0].value
+        dtype, own = str(self._precision(value))[6:], tuple(value.shape)  # of an adapter
+        return [
+            (name, dtype, self._names.shapes.get(name, own)) for name in unit.conversion.checkpoint
+        ]
+
+    def _frozen_bytes(self, frozen: Sequence[TensorEntry]) -> int:
         if self._merge:
             return 0
-        frozen = [
-            entry.offset + entry.num_bytes
-            for entry, each in zip(entries, published, strict=True)
-            if each.frozen
-        ]
-        return max(frozen, default=0)
+        return max((each.offset + each.num_bytes for each in frozen), default=0)
 
     def source(self) -> tuple[Held, ...]:
         """The tensors of the policy, without a copy."""
@@ -243,7 +283,7 @@ class Snapshotter:
                 )
             self._skeleton = made.eval()
         buffers = {name: b.detach().cpu() for name, b in inner.named_buffers()}
-        state = buffers | merge_all(tensors)
+        state = buffers | dict(self._names.all_to_memory(merge_all(tensors)))
         ids, targets, _ = self._inputs(torch.device("cpu"))
         found = functional_call(self._skeleton, state, (ids,), {"use_cache": False})
         logprobs = torch.log_softmax(found.logits[0].float(), -1).gather(-1, targets[:, None])[:, 0]
@@ -337,6 +377,7 @@ class Publisher:
             canary_tokens=snapshot.canary_tokens,
             canary_logprobs=snapshot.canary_logprobs,
             frozen_bytes=snapshot.frozen_bytes,
+            names="checkpoint",
         )
 
 

@@ -15,7 +15,12 @@ from typing import Any, cast
 
 _MEMORY_BYTES = 1 << 30
 _CPU_S = 20
-_DECLARED = ("model_type", "vocab_size", "max_position_embeddings", "layer_types", "eos_token_id")
+_DECLARED = (
+    *("model_type", "vocab_size", "max_position_embeddings", "layer_types", "eos_token_id"),
+    *("num_experts", "num_local_experts", "n_routed_experts", "use_bidirectional_attention"),
+    *("rope_parameters", "rope_scaling", "original_max_position_embeddings"),
+    "n_positions",
+)
 _MOST_CHARS = 16_384
 
 

@@ -14,6 +14,7 @@ from paceline.plugins.engines import (
     EngineRequest,
     EngineStatus,
     HeaderSpec,
+    NameKind,
     TensorSpec,
     WeightSnapshot,
 )
@@ -123,6 +124,7 @@ __all__ = [
     "Limits",
     "Message",
     "Method",
+    "NameKind",
     "Observation",
     "OpenGroup",
     "Pick",

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from paceline.enums import FinishReason
 from paceline.types import SamplingParams, VersionRun
+
+NameKind = Literal["memory", "checkpoint"]
+"""Of tensors: as transformers has them in memory, or as `save_pretrained` writes them."""
 
 
 @dataclass(slots=True)
@@ -64,7 +67,7 @@ class TensorSpec(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in the model's state dict."""
+        """The name, of the kind that the header tells."""
         ...
 
     @property
@@ -84,6 +87,11 @@ class HeaderSpec(Protocol):
     @property
     def version(self) -> int:
         """Policy version."""
+        ...
+
+    @property
+    def names(self) -> NameKind:
+        """The kind of names and shapes; a trainer of the previous release sends `memory`."""
         ...
 
     @property

@@ -14,14 +14,16 @@ import json
 import math
 import os
 import struct
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 from aiohttp import web
+
+from paceline_harness.sglang_weights import FakeWeights, checksum, names_in_pickle
 
 Release = tuple[int, int, int]
 SPANS: Release = (0, 5, 20)
@@ -63,7 +65,9 @@ class FakeSglang:
         abort_s: float = 0.05,
         incremental: bool = False,
         api_key: str = "",
+        weights: FakeWeights | None = None,
     ) -> None:
+        """`weights`: of a server that has a model; another one takes all tensors."""
         self.version = version
         self.release: Release = _release(version)
         self.label = "default"
@@ -79,6 +83,7 @@ class FakeSglang:
         self._abort_s = abort_s
         self._incremental = incremental
         self._api_key = api_key
+        self._weights = weights
         self._requests: dict[str, Request] = {}
         self._prefixes: set[tuple[str, tuple[int, ...]]] = set()
         self._resumed = asyncio.Event()
@@ -321,25 +326,27 @@ class FakeSglang:
             return _failed("serialized_named_tensors: not base64")
         if not all(part.startswith(b"\x80") for part in parts):
             return _failed("serialized_named_tensors: no pickle")
-        return self._updated("tensor", body)
+        return self._updated("tensor", body, *map(names_in_pickle, parts))
 
     async def _from_disk(self, http: web.Request) -> web.Response:
         body = await http.json()
         path = Path(str(body.get("model_path"))) / "model.safetensors"
         try:
             with path.open("rb") as file:
-                json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+                header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         except (OSError, ValueError, struct.error) as error:
             return _failed(f"cannot load: {error}")
-        return self._updated("disk", body)
+        return self._updated("disk", body, header)
 
-    def _updated(self, way: str, body: Mapping[str, Any]) -> web.Response:
+    def _updated(self, way: str, body: Mapping[str, Any], *names: Iterable[str]) -> web.Response:
         if self.fail_updates:
             self.fail_updates -= 1
             return _failed("Failed to update parameter online. Please discard the whole weights.")
         if body.get("flush_cache", True) and not self._flushed():
             return _failed("Weights were updated, but the cache was not flushed")
         self.updates.append(way)
+        if self._weights is not None:
+            self._weights.load(chain.from_iterable(names), body.get("weight_version"))
         if body.get("weight_version") is not None:
             for request in self._requests.values():
                 if request.output:
@@ -358,7 +365,8 @@ class FakeSglang:
         return _done()
 
     async def _checksums(self, http: web.Request) -> web.Response:
-        ranks = [{"checksums": {"all": f"{zlib.crc32(self.label.encode()):08x}"}}]
+        sums = {"all": checksum(self.label)} if self._weights is None else self._weights.checksums()
+        ranks = [{"checksums": sums}]
         return web.json_response({"success": True, "message": "", "ranks": ranks})
 
     async def _server_info(self, http: web.Request) -> web.Response:
@@ -407,6 +415,7 @@ async def _serve(given: argparse.Namespace) -> None:
         token_s=given.fake_token_s,
         incremental=given.incremental_streaming_output,
         api_key=_api_key(given.config),
+        weights=FakeWeights(config, forgets=given.fake_forgets),
     )
     if given.fake_grpc:
         grpc = given.port + GRPC_DISTANCE
@@ -428,6 +437,7 @@ def main() -> None:
     parser.add_argument("--incremental-streaming-output", action="store_true")
     parser.add_argument("--fake-grpc", action="store_true")  # as releases that always serve it
     parser.add_argument("--fake-version", default="0.5.23")
+    parser.add_argument("--fake-forgets", default="")  # a part of names that its loader skips
     parser.add_argument("--fake-token-s", type=float, default=0.002)
     asyncio.run(_serve(parser.parse_known_args()[0]))
 

@@ -92,6 +92,7 @@ async def test_the_tokenizer_of_another_model_is_refused(
             {},
             "sampling.max_context: 2048; the model has 16 positions",
         ),
+        ({"n_positions": 1024}, {}, "sampling.max_context: 2048; the model has 1024 positions"),
         (
             {"text_config": {"max_position_embeddings": 16}},
             {},
@@ -102,7 +103,23 @@ async def test_the_tokenizer_of_another_model_is_refused(
             {},
             "config.json: layer_types has 'linear_attention', which the engine 'torch' lacks",
         ),
-        ({"model_type": "mamba"}, {}, "model_type 'mamba' has layers without attention"),
+        ({"model_type": "mamba"}, {}, "'mamba': the engine 'torch' cannot compute the log-probs"),
+        ({"model_type": "bloom"}, {}, "model_type 'bloom': the trainer cannot compute the log-pr"),
+        (
+            {"text_config": {"model_type": "qwen3_5_text"}},
+            {},
+            "model_type 'qwen3_5_text': the engine 'torch' cannot compute",
+        ),
+        (
+            {
+                "max_position_embeddings": 8192,
+                "rope_scaling": {"type": "dynamic", "factor": 2.0},
+                "original_max_position_embeddings": 1024,
+            },
+            {},
+            "sampling.max_context: 2048; the model has 1024 positions",
+        ),
+        ({"use_bidirectional_attention": True}, {}, "use_bidirectional_attention is true, and"),
         ([], {}, "config.json is no object"),
         ({}, [], "generation_config.json is no object"),
     ],
@@ -144,3 +161,38 @@ async def test_more_stop_strings_than_engines_take_are_refused(
         wrong = {**job, "sampling": {"stop": stop}}
         assert told in await refusal(gateway, wrong, str(model))
     await gateway.submitted({**job, "sampling": {"stop": stops[:16]}})
+
+
+EXPERTS = [{"num_experts": 4}, {"num_local_experts": 8}, {"text_config": {"n_routed_experts": 2}}]
+
+
+@pytest.mark.parametrize("config", EXPERTS)
+@pytest.mark.parametrize("target", ["all-linear", "gate_proj", "mlp.experts.down_proj", "w1"])
+async def test_adapters_of_experts_are_refused(
+    gateway: Gateway, job: Doc, model: Path, config: Doc, target: str
+) -> None:
+    (model / "config.json").write_text(json.dumps(config))
+    targets = [target] if target == "all-linear" else ["q_proj", target]
+    wrong = {**job, "trainer": {"lora": {"target_modules": targets}}}
+    expected = f"trainer.lora.target_modules: {target}: experts cannot have adapters"
+    message = await refusal(gateway, wrong, str(model))
+    assert expected in message.replace("'", "")
+    assert "allowed are linear layers beside them, such as q_proj" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "targets"),
+    [
+        ({"num_experts": 4}, ["q_proj", "v_proj"]),
+        ({"num_experts": 4}, ["shared_expert.gate_proj"]),
+        ({"num_experts": 1}, ["all-linear"]),
+        ({"num_experts": "four"}, ["all-linear"]),
+        ({}, ["gate_proj", "up_proj"]),
+    ],
+)
+async def test_adapters_of_layers_are_accepted(
+    gateway: Gateway, job: Doc, model: Path, config: Doc, targets: list[str]
+) -> None:
+    (model / "config.json").write_text(json.dumps(config))
+    lora = {"target_modules": targets}
+    await gateway.submitted({**job, "model": {"path": str(model)}, "trainer": {"lora": lora}})

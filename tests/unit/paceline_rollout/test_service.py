@@ -326,6 +326,20 @@ async def test_a_worker_ends_whose_engine_gets_verified_weights_wrong(
     )
 
 
+async def test_a_worker_ends_at_once_with_weights_of_another_model(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    async with world(tmp_path, {}, model_files(model_of(), tmp_path)) as w:
+        w.publish(snapshot_of(model_of("qwen3"), version=0))
+        await asyncio.wait({w.work}, timeout=PATIENCE_S)
+        (error,) = cast(ExceptionGroup[Any], w.work.exception()).exceptions
+        while isinstance(error, ExceptionGroup):
+            (error,) = error.exceptions
+    assert isinstance(error, RefusedWeightsError)
+    assert "version 0 (step 0) cannot be loaded: snapshot: tensor " in error.message
+    assert "q_norm.weight' is unknown to this model (and " in error.message
+
+
 @pytest.mark.parametrize(
     ("dtype", "own", "allowed"),
     [("float32", None, 0.05), ("bfloat16", None, 1.0), ("bfloat16", 0.2, 0.2)],

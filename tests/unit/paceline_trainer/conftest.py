@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +242,8 @@ def stage() -> Callable[[WeightCopy], Staging]:
 
 def _stage(snapshot: WeightCopy) -> Staging:
     entries, num_bytes = snapshot.entries, snapshot.num_bytes
-    staging = Staging(SnapshotHeader("j", 7, 4, 6, -1, 1, num_bytes, 4096, entries, snapshot.tied))
+    header = SnapshotHeader("j", 7, 4, 6, -1, 1, num_bytes, 4096, entries, snapshot.tied)
+    staging = Staging(replace(header, names="checkpoint"))
     fill(staging, snapshot.tensors)
     return staging
 

@@ -11,6 +11,7 @@ from paceline.transport.rpc import backoff_s
 from paceline_rollout.engines.sglang.api import SglangClient
 from paceline_rollout.engines.sglang.capabilities import Capabilities
 from paceline_rollout.engines.sglang.loading import Loader, LoadOptions
+from paceline_rollout.engines.sglang.proof import FirstLoad
 from paceline_rollout.engines.sglang.server import Server
 
 MIN_BACKOFF_S = 0.25
@@ -47,7 +48,12 @@ class ServerConnection:
         """Start the server and connect; raises what `Server.start` does."""
         capabilities = await self.server.start()
         client = SglangClient(self.server.url, api_key=self.server.api_key)
-        loader = Loader(client=client, capabilities=capabilities, options=self._load_options)
+        loader = Loader(
+            client=client,
+            capabilities=capabilities,
+            options=self._load_options,
+            proof=FirstLoad(client) if self.server.has_dummies else None,
+        )
         self.session = ServerSession(client, loader, capabilities)
 
     async def reopen(self) -> None:

@@ -25,6 +25,7 @@ from paceline.telemetry.logs import Log
 from paceline_rollout.engines.sglang.api import SglangClient
 from paceline_rollout.engines.sglang.broadcast import TensorBroadcast
 from paceline_rollout.engines.sglang.capabilities import Capabilities
+from paceline_rollout.engines.sglang.proof import FirstLoad
 
 TMPFS = Path("/dev/shm")
 _ALIGN = 64
@@ -49,11 +50,18 @@ class Loader:
     """Loads complete snapshots; the server must be paused or idle."""
 
     def __init__(
-        self, *, client: SglangClient, capabilities: Capabilities, options: LoadOptions
+        self,
+        *,
+        client: SglangClient,
+        capabilities: Capabilities,
+        options: LoadOptions,
+        proof: FirstLoad | None = None,
     ) -> None:
+        """`proof`: of a server that has not loaded anything yet."""
         self._client = client
         self._sessions = capabilities.sessions
         self._options = options
+        self._proof = proof
         self._broadcast = TensorBroadcast(
             client=client, ranks=options.ranks, backend=options.backend
         )
@@ -63,7 +71,16 @@ class Loader:
 
         Raises:
             PacelineError: all methods that this server supports failed.
+            MisfitError: the server has left out some of its tensors.
         """
+        if self._proof is None:
+            await self._load(snapshot, flush=flush)
+            return
+        await self._proof.begin()
+        await self._load(snapshot, flush=flush)
+        await self._proof.check()
+
+    async def _load(self, snapshot: WeightSnapshot, *, flush: bool) -> None:
         if self._options.method == "disk":
             await self._from_disk(snapshot, flush=flush)
             return

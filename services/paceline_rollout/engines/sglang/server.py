@@ -52,6 +52,7 @@ class Server(Protocol):
 
     url: str
     api_key: str
+    has_dummies: bool  # starts with dummy weights
 
     async def start(self) -> Capabilities:
         """Start the server and wait until it is ready, or raise `UnavailableError`."""
@@ -146,6 +147,7 @@ class LaunchedServer:
     ) -> None:
         self.url = ""
         self.api_key = api_key
+        self.has_dummies = True
         self._launch = launch
         self._timeout_s = timeout_s
         self._derived = derived_ports(launch.dp)
@@ -290,6 +292,7 @@ class AttachedServer:
     def __init__(self, url: str, *, api_key: str, timeout_s: float, probe_s: float = 1.0) -> None:
         self.url = url
         self.api_key = api_key
+        self.has_dummies = False  # perhaps, but another worker may have loaded weights before
         self._timeout_s = timeout_s
         self._probe_s = probe_s
 

@@ -13,8 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from paceline.errors import InvalidError
+from paceline.models.families import max_positions
 from paceline.models.shallow import SERVED_LAYERS
 from paceline.plugins import WeightSnapshot
+from paceline.weights.names import CheckpointNames
 from paceline_rollout.engines.torch.forward import ATTENTION, ForwardPasses
 from paceline_rollout.engines.torch.packed import Packed
 from paceline_rollout.engines.torch.probe import shares_prefixes
@@ -23,8 +25,6 @@ from paceline_rollout.engines.torch.weights import DTYPES, ModelTensors, Weights
 # `no_init_weights` patches functions of torch for the whole process: two threads in it at once
 # would leave them patched, and weights would never be initialised again.
 _BUILD_LOCK = threading.Lock()
-# Scale positions by the length of the sequence, once it is longer than in the model's pretraining.
-_ROPE_BY_LENGTH = {"dynamic", "longrope"}
 
 
 class TorchModel(ForwardPasses):
@@ -40,6 +40,7 @@ class TorchModel(ForwardPasses):
         _check_positions(text, max_context)
         with _BUILD_LOCK:
             self._shares_prefixes = shares_prefixes(config, device)
+        names = CheckpointNames(config)
         with _BUILD_LOCK, torch.device(device), no_init_weights():
             model: Any = AutoModelForCausalLM.from_config(
                 config,
@@ -50,7 +51,7 @@ class TorchModel(ForwardPasses):
         model.tie_weights()
         model.eval().requires_grad_(False)
         super().__init__(model, device)
-        self._tensors = ModelTensors(model, Packed(model) if packed else None)
+        self._tensors = ModelTensors(model, Packed(model) if packed else None, names=names)
         self.vocab_size = int(text.vocab_size)
         self.token_bytes = _token_bytes(text, DTYPES[dtype].itemsize)
 
@@ -89,12 +90,8 @@ def _check_layers(text: Any) -> None:
 
 
 def _check_positions(text: Any, max_context: int) -> None:
-    max_positions = getattr(text, "max_position_embeddings", None)
-    ropes: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
-    for rope in (ropes, *(each for each in ropes.values() if isinstance(each, dict))):
-        if rope.get("rope_type") in _ROPE_BY_LENGTH:
-            max_positions = rope.get("original_max_position_embeddings") or max_positions
-    if max_positions is not None and max_positions < max_context:
+    most = max_positions(text.to_dict())
+    if most is not None and most < max_context:
         raise InvalidError(
-            f"sampling.max_context: {max_context}; allowed for this model: at most {max_positions}"
+            f"sampling.max_context: {max_context}; allowed for this model: at most {most}"
         )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import InvalidError, PacelineError
-from paceline.plugins import HeaderSpec, WeightSnapshot
+from paceline.errors import PacelineError
+from paceline.plugins import HeaderSpec, TensorSpec, WeightSnapshot
+from paceline.weights.names import CheckpointNames, check_layout
 from paceline_rollout.engines.torch.packed import Packed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,15 +35,18 @@ class Weights:
 class ModelTensors:
     """The parameters and persistent buffers of a model, by name."""
 
-    def __init__(self, model: nn.Module, packed: Packed | None) -> None:
+    def __init__(self, model: nn.Module, packed: Packed | None, *, names: CheckpointNames) -> None:
+        """`names` of the model's configuration."""
         persistent = model.state_dict().keys()
         named = [
             *model.named_parameters(remove_duplicate=False),
             *model.named_buffers(remove_duplicate=False),
         ]
         self._tensors = {name: tensor for name, tensor in named if name in persistent}
-        self._required = {id(tensor): name for name, tensor in model.named_parameters()}
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+        self._required = frozenset(name for name, _ in model.named_parameters())
         self._packed = packed
+        self._names = names
 
     @torch.inference_mode()
     def prepare(self, snapshot: WeightSnapshot) -> Weights:
@@ -53,24 +57,21 @@ class ModelTensors:
         Raises:
             InvalidError: a tensor is unknown, has another shape, or is missing.
         """
-        found = [
-            (self._target(entry.name, entry.shape), entry, data)
-            for entry, data in snapshot.tensors()
-        ]
-        tied = [
-            (self._target(name, self._get(source).shape), self._get(source))
-            for name, source in snapshot.header.tied
-        ]
-        provided = {id(target) for target, *_ in found}
-        self._check_complete(
-            provided | {id(target) for target, source in tied if id(source) in provided}
+        in_memory = snapshot.header.names == "memory"
+        sent = list(snapshot.tensors())
+        check_layout(
+            (entry for entry, _ in sent),
+            snapshot.header.tied,
+            shapes=self._shapes if in_memory else self._names.shapes,
+            required=self._required if in_memory else self._names.required,
         )
+        tensors = {entry.name: _tensor(entry, data) for entry, data in sent}
+        tensors |= {name: tensors[same_as] for name, same_as in snapshot.header.tied}
         values: dict[int, tuple[Tensor, Tensor]] = {}
-        for target, entry, data in found:
-            flat = torch.frombuffer(data, dtype=DTYPES[entry.dtype])
-            values[id(target)] = target, torch.empty_like(target).copy_(flat.view(entry.shape))
-        for target, source in tied:
-            values[id(target)] = target, values[id(source)][1]
+        for name, value in tensors.items() if in_memory else self._names.all_to_memory(tensors):
+            target = self._tensors[name]
+            if id(target) not in values:  # a tied one has several names
+                values[id(target)] = target, torch.empty_like(target).copy_(value)
         forwards: list[tuple[nn.Module, Forward]] = []
         if self._packed is not None:
             forwards = self._packed.pack(lambda target: values[id(target)][1])
@@ -94,24 +95,9 @@ class ModelTensors:
             raise PacelineError(f"version {version} cannot be activated: {error}") from error
         weights.values, weights.forwards = values, forwards
 
-    def _get(self, name: str) -> Tensor:
-        if name not in self._tensors:
-            raise InvalidError(f"snapshot: tensor {name!r} is unknown to this model")
-        return self._tensors[name]
 
-    def _target(self, name: str, shape: Iterable[int]) -> Tensor:
-        target = self._get(name)
-        if tuple(target.shape) != tuple(shape):
-            expected = tuple(target.shape)
-            raise InvalidError(
-                f"snapshot: tensor {name!r} has shape {tuple(shape)}; allowed: {expected}"
-            )
-        return target
-
-    def _check_complete(self, covered: Collection[int]) -> None:
-        missing = [name for target, name in self._required.items() if target not in covered]
-        if missing:
-            raise InvalidError(f"snapshot: tensor {missing[0]!r} is missing")
+def _tensor(entry: TensorSpec, data: memoryview) -> Tensor:
+    return torch.frombuffer(data, dtype=DTYPES[entry.dtype]).view(entry.shape)
 
 
 def _assign(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.errors import IntegrityError, InvalidError
+from paceline.plugins import NameKind
 from paceline.v1 import weights_pb2 as pb
 from paceline.weights.cost import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, best_num_chunks
 
@@ -14,6 +15,9 @@ ALIGNMENT = 64
 MAX_CHUNKS = 1 << 20
 ADAPTER_ENDS = (".lora_A.weight", ".lora_B.weight")
 """Of the names of a LoRA adapter's tensors, see `paceline.weights.adapters`."""
+
+# Trainers of the previous release do not send the kind.
+_NAMES: dict[str, NameKind] = {"": "memory", "checkpoint": "checkpoint"}
 
 ITEM_BYTES: dict[str, int] = {
     "float64": 8,
@@ -59,6 +63,7 @@ class SnapshotHeader:
     canary_tokens: tuple[int, ...] = ()
     canary_logprobs: tuple[float, ...] = ()  # of tokens[1:], temperature 1
     frozen_bytes: int = 0  # the first bytes, which are the same in all versions of the job
+    names: NameKind = "memory"  # of tensors
 
     @property
     def num_chunks(self) -> int:
@@ -132,6 +137,7 @@ def header_to_proto(header: SnapshotHeader) -> pb.SnapshotHeader:
         tied=[pb.TiedTensor(name=name, same_as=same_as) for name, same_as in header.tied],
         canary=pb.Canary(tokens=header.canary_tokens, logprobs=header.canary_logprobs),
         frozen_bytes=header.frozen_bytes,
+        names="" if header.names == "memory" else header.names,
     )
 
 
@@ -143,6 +149,11 @@ def header_from_proto(message: pb.SnapshotHeader) -> SnapshotHeader:
         raise IntegrityError(
             f"weights: header says {message.num_bytes} bytes in chunks of {message.chunk_bytes}:"
             f" the limit is {MAX_CHUNKS} chunks of 1 to {MAX_CHUNK_BYTES} bytes"
+        )
+    if message.names not in _NAMES:
+        raise IntegrityError(
+            f"weights: header says that tensors have {message.names!r} names; "
+            f"allowed: {', '.join(filter(None, _NAMES))}"
         )
     header = SnapshotHeader(
         job_id=message.job_id,
@@ -158,6 +169,7 @@ def header_from_proto(message: pb.SnapshotHeader) -> SnapshotHeader:
         canary_tokens=tuple(message.canary.tokens),
         canary_logprobs=tuple(message.canary.logprobs),
         frozen_bytes=message.frozen_bytes,
+        names=_NAMES[message.names],
     )
     if header.num_chunks != message.num_chunks:
         raise IntegrityError(

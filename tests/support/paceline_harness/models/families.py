@@ -200,6 +200,11 @@ REFUSED_BY_ENGINE = (
     *("llama_dynamic_rope", "phi3_longrope", "gemma3_bidirectional"),
 )
 UNSHARED = ("deepseek_v2", "deepseek_v3", "diffllama")  # attention changes what is cached
+# Files have other names, or other tensors, than the model in memory.
+CONVERTED = (
+    *("qwen3_moe", "mixtral_window", "deepseek_v3", "glm4_moe", "qwen2_moe", "olmoe"),
+    *("phimoe_window", "granitemoe", "gpt_neox"),
+)
 NOISY = ("gpt2", "opt", "mixtral_window", "phimoe_window", "starcoder2_window", "llama")
 NAMES = tuple(_FAMILIES)
 TRAINED = tuple(name for name in NAMES if name not in REFUSED_BY_TRAINER)
@@ -226,6 +231,9 @@ def save_family(family: str, folder: Path, *, noise: float = 0.0) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # saved, but not trained
+                buffer.add_(torch.randn_like(buffer) * 0.1)
     model.save_pretrained(folder)
     return folder
 
