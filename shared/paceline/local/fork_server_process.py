@@ -48,13 +48,13 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # else each fork would walk, and so copy, all that was imported
     server = os.getpid()
-    request = _Server(control, before).serve()  # returns in each fork too
+    request = _Forks(control, before).serve()  # returns in each fork too
     if request is None:
         os._exit(0)  # to take apart what was imported takes a second
     _run(request, server, before)
 
 
-class _Server:
+class _Forks:
     """Answers everybody who is connected, until nobody can be any more."""
 
     def __init__(self, control: socket.socket, environment: Mapping[str, str]) -> None:
