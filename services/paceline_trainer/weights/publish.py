@@ -80,7 +80,7 @@ class Unit(NamedTuple):
     @property
     def frozen(self) -> bool:
         """Whether all are frozen."""
-        return all(each.frozen for each in self.held)
+        return all(tensor.frozen for tensor in self.held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Snapshotter:
             logprobs = self._gather_for_canary(source, tensors)
         units = self._units(source)
         described = [self._described(unit) for unit in units]
-        entries, num_bytes = plan([each for unit in described for each in unit])
+        entries, num_bytes = plan([tensor for unit in described for tensor in unit])
         num_frozen = sum(
             len(names) for names, unit in zip(described, units, strict=True) if unit.frozen
         )
@@ -207,13 +207,14 @@ class Snapshotter:
             return self._converted[conversion]
         whole = {plain_name(name): value for name, value in self._whole(unit.held)}
         merged = {name: merge_one(name, value, adapters) for name, value in whole.items()}
-        if not whole or not conversion.computed:
-            return self._names.to_checkpoint(conversion, merged) if whole else {}
-        found = self._names.to_checkpoint(conversion, merged)
-        if unit.frozen and all(merged[name] is whole[name] for name in whole):
-            self._converted[conversion] = found
-            self._frozen |= {each.name: torch.empty(0) for each in unit.held}
-        return found
+        if not whole:
+            return {}
+        converted = self._names.to_checkpoint(conversion, merged)
+        unmerged = all(merged[name] is whole[name] for name in whole)
+        if conversion.computed and unit.frozen and unmerged:
+            self._converted[conversion] = converted
+            self._frozen |= {held.name: torch.empty(0) for held in unit.held}
+        return converted
 
     def _whole(self, source: Iterable[Held]) -> Iterator[tuple[str, Tensor]]:
         """Collective: gather tensors in engine precision; those that never change only once."""
@@ -235,9 +236,9 @@ class Snapshotter:
     def _units(self, source: Sequence[Held]) -> list[Unit]:
         """What is published, frozen tensors first, as receivers keep these bytes."""
         held: dict[Conversion, list[Held]] = {}
-        for each in source:
-            if not (self._merge and is_adapter(each.name)):
-                held.setdefault(self._names.of(plain_name(each.name)), []).append(each)
+        for tensor in source:
+            if not (self._merge and is_adapter(tensor.name)):
+                held.setdefault(self._names.of(plain_name(tensor.name)), []).append(tensor)
         units = [Unit(conversion, tuple(tensors)) for conversion, tensors in held.items()]
         return sorted(units, key=lambda unit: not unit.frozen)
 
@@ -252,7 +253,7 @@ class Snapshotter:
     def _frozen_bytes(self, frozen: Sequence[TensorEntry]) -> int:
         if self._merge:
             return 0
-        return max((each.offset + each.num_bytes for each in frozen), default=0)
+        return max((entry.offset + entry.num_bytes for entry in frozen), default=0)
 
     def source(self) -> tuple[Held, ...]:
         """The tensors of the policy, without a copy."""

@@ -246,7 +246,7 @@ class LoraSpec(StrictModel):
         default=("all-linear",), min_length=1, max_length=256
     )
     """Names of the modules that get one, as in peft: `[q_proj, v_proj]`. `all-linear` alone: all
-    linear layers but the head."""
+    linear layers but the head. Experts can have none: a model that has them needs names."""
     publish: Literal["adapter", "merged"] = "adapter"
     """`adapter`: only adapters change from version to version, and only they are sent; workers
     merge them. `merged`: the trainer merges them, and sends all weights that have one."""
