@@ -28,7 +28,7 @@ from paceline_rollout.job import build_engine, fetch_files, read_job
 from paceline_rollout.liveness import RolloutLiveness
 from paceline_rollout.servicer import RolloutServicer
 from paceline_rollout.streams import StreamMultiplexer
-from paceline_rollout.weight_updater import WeightUpdater, canary_tolerance
+from paceline_rollout.weight_updater import WeightUpdater, canary_rule
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
@@ -101,7 +101,7 @@ class RolloutService(Service):
             job_id=settings.job_id,
             worker_id=settings.worker_id,
             activation=spec.rollout.activation,
-            canary_tolerance=canary_tolerance(spec),
+            rule=canary_rule(spec),
             max_refusals=self._max_refusals,
             metrics=self._chassis.metrics,
             changed=self._on_change,

@@ -19,6 +19,7 @@ from paceline.telemetry.tracing import OFF, Span, Tracer, step_context
 from paceline.transport.rpc import backoff_s, stream
 from paceline.types import PolicyVersion
 from paceline.v1 import roster_pb2 as pb
+from paceline.weights.canary import CanaryRule, CanaryVerdict
 from paceline.weights.route import Route, TransferProgress
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
 WATCH_TIMEOUT_S = 3600.0
-CANARY_TOLERANCES = {"float32": 0.05, "bfloat16": 1.0}
-"""Log-probs of correct paths differ by up to 0.4 in bfloat16: logits are rounded by up to 1/16."""
+HIGH_RATIO = 1.5
+"""Above it, an accepted engine is worth a warning: correct ones stay below 1.2."""
 NONE = PolicyVersion(version=-1, step=-1)
 OnChange = Callable[[bool], Awaitable[None]]
 log = Log("rollout")
@@ -59,7 +60,7 @@ class WeightUpdater:
         job_id: str,
         worker_id: str,
         activation: str,
-        canary_tolerance: float,
+        rule: CanaryRule,
         max_refusals: int,
         metrics: Metrics,
         changed: OnChange,
@@ -76,7 +77,7 @@ class WeightUpdater:
         self._job_id = job_id
         self._worker_id = worker_id
         self._activation = activation
-        self._tolerance = canary_tolerance
+        self._rule = rule
         self._max_refusals = max_refusals
         self._metrics = metrics
         self._changed = changed
@@ -151,7 +152,7 @@ class WeightUpdater:
         try:
             with span.child("weights.swap", worker=self._worker_id, version=header.version):
                 await self._engine.load(_loadable(staging), self._activation)
-                error = await self._check(header)
+                verdict = await self._check(header)
         except StateError as error:
             log.info("version not loaded", job=self._job_id, version=header.version, error=error)
             return
@@ -163,16 +164,9 @@ class WeightUpdater:
             return
         swap_s = asyncio.get_running_loop().time() - started
         self._metrics.add("weight_seconds", swap_s, job=self._job_id, stage="swap")
-        self.canary_error = error
-        if not error <= self._tolerance:
-            log.error(
-                "canary disagrees",
-                job=self._job_id,
-                version=header.version,
-                canary_error=error,
-                allowed=self._tolerance,
-            )
-            await self._refuse(header, error)
+        self.canary_error = verdict.difference
+        if not verdict.accepted:
+            await self._refuse(header, verdict)
             return
         await self._accept(staging)
 
@@ -203,18 +197,21 @@ class WeightUpdater:
         log.info("version active", job=self._job_id, version=header.version, step=header.step)
         await self._changed(True)
 
-    async def _check(self, header: SnapshotHeader) -> float:
-        """Largest difference between the canary's log-probs and the trainer's; infinite for NaN."""
-        if len(header.canary_tokens) < 2:
-            return 0.0
-        logprobs = await self._engine.score(header.canary_tokens)
+    async def _check(self, header: SnapshotHeader) -> CanaryVerdict:
+        """What the canary says of the weights that the engine has loaded."""
+        scored = [await self._engine.score(each.tokens) for each in header.canary.sequences]
         if self._engine.status().version != header.version:
             raise StateError(f"version {header.version} was replaced before its canary ran")
-        pairs = zip(logprobs, header.canary_logprobs, strict=True)
-        error = max(abs(logprob - expected) for logprob, expected in pairs)
-        return math.inf if any(math.isnan(x) for x in logprobs) else error
+        verdict = self._rule.verdict(header.canary, scored)
+        self._metrics.set("weight_canary_ratio", verdict.ratio, job=self._job_id)
+        if verdict.accepted and verdict.ratio > HIGH_RATIO:
+            log.warning("canary is close to refusal", version=header.version, verdict=verdict)
+        return verdict
 
-    async def _refuse(self, header: SnapshotHeader, error: float) -> None:
+    async def _refuse(self, header: SnapshotHeader, verdict: CanaryVerdict) -> None:
+        log.error(
+            "canary disagrees", job=self._job_id, version=header.version, verdict=str(verdict)
+        )
         version, times = self._refused
         self._refused = header.version, (times if version == header.version else 0) + 1
         if self._refused[1] < self._max_refusals:
@@ -222,9 +219,8 @@ class WeightUpdater:
             return
         await self._changed(False)
         raise RefusedWeightsError(
-            f"version {header.version} (step {header.step}): log-probs of the canary differ by "
-            f"{error:.4g} from the trainer's in {self._max_refusals} loads of the same bytes; "
-            f"rollout.canary_tolerance allows {self._tolerance:g}"
+            f"version {header.version} (step {header.step}), refused in {self._max_refusals} loads "
+            f"of the same bytes: {verdict}"
         )
 
     async def _retry(self, header: SnapshotHeader) -> None:
@@ -235,11 +231,15 @@ class WeightUpdater:
         self._receiver.refetch(header.version)
 
 
-def canary_tolerance(spec: JobSpec) -> float:
-    """Largest allowed difference of the canary's log-probs."""
+def canary_rule(spec: JobSpec) -> CanaryRule:
+    """The job's rule; `rollout.canary_tolerance` has no effect, and is warned of."""
     if spec.rollout.canary_tolerance is not None:
-        return spec.rollout.canary_tolerance
-    return CANARY_TOLERANCES.get(spec.model.dtype, CANARY_TOLERANCES["bfloat16"])
+        log.warning(
+            "rollout.canary_tolerance has no effect; the noise that the trainer measures decides, "
+            "see rollout.canary",
+            given=spec.rollout.canary_tolerance,
+        )
+    return CanaryRule(ratio=spec.rollout.canary.ratio, floor=spec.rollout.canary.floor)
 
 
 def _loadable(staging: Staging) -> WeightSnapshot:

@@ -1,6 +1,7 @@
 """A job without the SDK: REST over plain HTTP, gRPC with the checked-in stubs."""
 
 import json
+import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -100,14 +101,14 @@ def test_an_engine_that_never_agrees_with_the_trainer_ends_the_job_with_the_figu
     platform: Any, tiny_job: Callable[..., Any]
 ) -> None:
     """In bfloat16 each way to the same log-probs rounds them in its own way."""
-    job = tiny_job(name="disagrees", rollout={"canary_tolerance": 1e-30})
+    job = tiny_job(name="disagrees", rollout={"canary": {"ratio": 1e-30, "floor": 0}})
     job["model"] |= {"dtype": "bfloat16"}
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
         status = client.wait(job_id, timeout_s=JOB_S).status
     assert status.state == "failed"
     assert "failed 3 times without progress: RefusedWeightsError: version 0" in status.reason
-    assert "rollout.canary_tolerance allows 1e-30" in status.reason
+    assert re.search("canary: trim .+, noise .+, ratio .+, allowed 1e-30", status.reason)
 
 
 def test_it_listens_on_loopback_only(platform: Any) -> None:

@@ -93,12 +93,12 @@ class HeaderSpec(Protocol):
 
     @property
     def canary_tokens(self) -> tuple[int, ...]:
-        """A fixed prompt to verify the loaded weights with."""
+        """Deprecated: empty. The worker itself compares what `score` returns."""
         ...
 
     @property
     def canary_logprobs(self) -> tuple[float, ...]:
-        """The trainer's log-probs of `canary_tokens[1:]`."""
+        """Deprecated: empty."""
         ...
 
 

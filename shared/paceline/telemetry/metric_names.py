@@ -403,6 +403,12 @@ NAMES: dict[str, Spec] = {
         "rollout",
         "Newest complete version (held), and the active one.",
     ),
+    "weight_canary_ratio": _gauge(
+        "weight_canary_ratio",
+        "job",
+        "rollout",
+        "Difference of the loaded weights' canary in units of its noise; refused above 2.",
+    ),
     # controller: replicas, the signals that scaling follows, and cost
     "wanted_replicas": _gauge(
         "wanted_replicas", "workload job pool", "controller", "Replicas wanted to meet demand."

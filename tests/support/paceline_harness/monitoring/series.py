@@ -69,6 +69,7 @@ SAYS: dict[str, dict[str, Choices]] = {
         "weights_age": {},
         "token_age": {},
         "weight_version": {"state": ("held", "active")},
+        "weight_canary_ratio": {},
     },
     "trainer": {
         **EVERY,
