@@ -46,9 +46,8 @@ class WeightUpdater:
     """Follows the routes of one worker; a receiver pulls while the engine keeps generating.
 
     `changed(True)` is awaited after a version is active and its canary agrees, `changed(False)`
-    when a canary disagrees; that version is then fetched and loaded again. With `max_refusals` of
-    one version in a row `run` raises RefusedWeightsError, as only another engine is left to try:
-    the bytes were verified each time.
+    when a canary disagrees; the bytes of that version are then loaded again. With `max_refusals` of
+    one version in a row `run` raises RefusedWeightsError, as only another engine is left to try.
     """
 
     def __init__(
@@ -74,6 +73,7 @@ class WeightUpdater:
         self._active_since: float | None = None
         self._roster = roster
         self._engine = engine
+        self._server = server
         self._job_id = job_id
         self._worker_id = worker_id
         self._activation = activation
@@ -160,13 +160,13 @@ class WeightUpdater:
             log.error(
                 "version cannot be loaded", job=self._job_id, version=header.version, error=error
             )
-            await self._retry(header)
+            await self._retry(staging)
             return
         swap_s = asyncio.get_running_loop().time() - started
         self._metrics.add("weight_seconds", swap_s, job=self._job_id, stage="swap")
         self.canary_error = verdict.difference
         if not verdict.accepted:
-            await self._refuse(header, verdict)
+            await self._refuse(staging, verdict)
             return
         await self._accept(staging)
 
@@ -208,14 +208,15 @@ class WeightUpdater:
             log.warning("canary is close to refusal", version=header.version, verdict=verdict)
         return verdict
 
-    async def _refuse(self, header: SnapshotHeader, verdict: CanaryVerdict) -> None:
+    async def _refuse(self, staging: Staging, verdict: CanaryVerdict) -> None:
+        header = staging.header
         log.error(
             "canary disagrees", job=self._job_id, version=header.version, verdict=str(verdict)
         )
         version, times = self._refused
         self._refused = header.version, (times if version == header.version else 0) + 1
         if self._refused[1] < self._max_refusals:
-            await self._retry(header)
+            await self._retry(staging)
             return
         await self._changed(False)
         raise RefusedWeightsError(
@@ -223,12 +224,16 @@ class WeightUpdater:
             f"of the same bytes: {verdict}"
         )
 
-    async def _retry(self, header: SnapshotHeader) -> None:
-        """Stop serving and fetch this version again, unless a newer one is on its way."""
+    async def _retry(self, staging: Staging) -> None:
+        """Stop serving and load this version again, unless another one has replaced it.
+
+        Its bytes are verified: to receive them again would change nothing.
+        """
         await self._changed(False)
         self._failures += 1
         await asyncio.sleep(backoff_s(self._failures))
-        self._receiver.refetch(header.version)
+        if self._server.held(self._job_id, staging.header.version) is staging:
+            self._received.put_nowait(staging)
 
 
 def canary_rule(spec: JobSpec) -> CanaryRule:

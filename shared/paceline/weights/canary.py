@@ -12,13 +12,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from paceline.config.sections.rollout import CANARY_FLOOR, CANARY_RATIO
 from paceline.errors import IntegrityError
 
 TRIMMED = 0.05  # of the differences, the largest
-RATIO = 2.0
-"""Correct engines stay below 1.2 times the noise, wrong names, orders and shards above 2.1."""
-FLOOR = 2e-4
-"""Nats. For float32, whose noise is next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +54,8 @@ NO_CANARY = Canary()
 class CanaryRule:
     """Which difference from the canary's log-probs is allowed."""
 
-    ratio: float = RATIO  # times the noise
-    floor: float = FLOOR  # nats; allowed in any case
+    ratio: float = CANARY_RATIO  # times the noise
+    floor: float = CANARY_FLOOR  # nats; allowed in any case
 
     def verdict(self, canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryVerdict:
         """The verdict on an engine's log-probs, those of `tokens[1:]` of each sequence.

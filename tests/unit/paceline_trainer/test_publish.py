@@ -108,8 +108,10 @@ def test_the_canary_is_text_of_the_policy_that_stays_the_same(
 def test_short_contexts_have_more_sequences(llama: Path, group: RankGroup) -> None:
     policy = load_policy(str(llama))
     shard(policy, group, dtype="float32")
-    kinds = {"engine_dtype": "float32", "dtype": "float32", "max_context": 16}
-    found = Snapshotter(policy, group, **kinds).begin(0).canary
+    snapshotter = Snapshotter(
+        policy, group, engine_dtype="float32", dtype="float32", max_context=16
+    )
+    found = snapshotter.begin(0).canary
     assert [len(each.tokens) for each in found.sequences] == [16] * 32
 
 
@@ -177,6 +179,7 @@ def test_a_check_with_other_weights_does_not_reach_a_copy(llama: Path, group: Ra
     with with_weights(policy, [weights + 1.0 for weights in before]):
         assert not torch.equal(local_shards(policy)[0], before[0])
         snapshot = snapshotter.begin(0, source)
+        snapshotter.gather(snapshot)
     assert all(map(torch.equal, local_shards(policy), before))
     copied = dict(snapshot.tensors)
     names = {name: p for name, p in policy.inner.named_parameters() if name in copied}

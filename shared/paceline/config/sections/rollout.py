@@ -8,11 +8,15 @@ from pydantic import Field
 
 from paceline.config.base import Name, PluginSpec
 from paceline.plugins import StrictModel
-from paceline.weights.canary import FLOOR, RATIO
 
 Threads = Literal["auto"] | Annotated[int, Field(gt=0, le=1024)]
 """Of a process. `auto`: one for a small model, else all cores of the machine, which its processes
 share."""
+
+
+CANARY_RATIO = 2.0
+"""Correct engines stay below 1.2 times the noise, wrong names, orders and shards above 2.1."""
+CANARY_FLOOR = 2e-4
 
 
 class ReplicaBounds(StrictModel):
@@ -30,10 +34,10 @@ class CanarySpec(StrictModel):
     Differences are trimmed: the root mean square without the largest 5 %.
     """
 
-    ratio: float = Field(default=RATIO, gt=0.0, le=1000.0)
+    ratio: float = Field(default=CANARY_RATIO, gt=0.0, le=1000.0)
     """Largest allowed difference, in units of the noise that the trainer measures for the
     precision of `model.dtype`."""
-    floor: float = Field(default=FLOOR, ge=0.0, le=1.0)
+    floor: float = Field(default=CANARY_FLOOR, ge=0.0, le=1.0)
     """Nats that are allowed in any case, as float32 has next to no noise."""
 
 
