@@ -22,7 +22,7 @@ Weights = tuple[Tensor, ...]
 """The policy's parameters and saved buffers, in the order of its modules."""
 
 
-class _Place(NamedTuple):
+class _Slot(NamedTuple):
     """A module without weights that lacks one here, and which of them."""
 
     module: nn.Module
@@ -104,19 +104,19 @@ class LayerwisePolicy:
                 ids = torch.cat([ids, choose(out.logits[:, -1].float().cpu())[:, None]], 1)
         return ids
 
-    def _places(self) -> dict[int, list[_Place]]:
+    def _places(self) -> dict[int, list[_Slot]]:
         """What each module of the copy lacks, by its id."""
-        places: dict[int, list[_Place]] = {}
+        places: dict[int, list[_Slot]] = {}
         saved = self._policy.inner.state_dict().keys()
         pairs = zip(self._policy.inner.named_modules(), self._model.inner.modules(), strict=True)
         for (path, theirs), mine in pairs:
             own = places.setdefault(id(mine), [])
             for name in [name for name, _ in theirs.named_parameters(recurse=False)]:
-                own.append(_Place(mine, name, getattr(mine, name), len(self._sources)))
+                own.append(_Slot(mine, name, getattr(mine, name), len(self._sources)))
                 self._sources.append((theirs, name))
             for name in [name for name, _ in theirs.named_buffers(recurse=False)]:
                 if (f"{path}.{name}" if path else name) in saved:
-                    own.append(_Place(mine, name, getattr(mine, name), len(self._sources)))
+                    own.append(_Slot(mine, name, getattr(mine, name), len(self._sources)))
                     self._sources.append((theirs, name))
                 else:
                     self._unsaved.append((mine, theirs, name))
@@ -141,7 +141,7 @@ class LayerwisePolicy:
             _empty(self._rest)
             self._weights = ()
 
-    def _fill(self, places: Sequence[_Place]) -> None:
+    def _fill(self, places: Sequence[_Slot]) -> None:
         filled: dict[int, Tensor] = {}
         for place in places:
             value = self._weights[place.position]
@@ -155,7 +155,7 @@ class LayerwisePolicy:
         return self._convert(full) if full.is_floating_point() else full
 
 
-def _empty(places: Sequence[_Place]) -> None:
+def _empty(places: Sequence[_Slot]) -> None:
     for place in places:
         place.put(place.blank)
 

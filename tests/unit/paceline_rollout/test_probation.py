@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
@@ -43,7 +43,7 @@ class Script:
         return self._queue.batches()
 
     def status(self) -> EngineStatus:
-        return EngineStatus("script", "float32", self.version, *[0] * 4, 64, 32, 0.0, 0.0, 0.0)
+        return EngineStatus("script", "float32", self.version, 0, 0, 0, 0, 64, 32, 0.0, 0.0, 0.0)
 
     def say(self, name: str, *tokens: int, end: bool = False) -> None:
         reason = FinishReason.STOP if end else None
@@ -81,7 +81,7 @@ class Caller:
 
 
 @asynccontextmanager
-async def running(engine: Any) -> AsyncIterator[tuple[StreamMultiplexer, Caller]]:
+async def running(engine: Any) -> AsyncGenerator[tuple[StreamMultiplexer, Caller]]:
     multiplexer = StreamMultiplexer(engine=engine, probation=Probation())
     multiplexer.accept(0)
     caller = Caller(multiplexer, multiplexer.attach())
