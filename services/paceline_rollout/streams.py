@@ -169,6 +169,8 @@ class StreamMultiplexer:
     def accept(self, version: int) -> None:
         """The engine has the weights of this version right: send its tokens."""
         for output in self._probation.accept(version) if self._probation is not None else ():
+            if output.finish_reason is FinishReason.ERROR:
+                self._engine.abort([output.request_id])
             self._send(output)
 
     def refuse(self) -> None:

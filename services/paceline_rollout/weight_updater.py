@@ -6,13 +6,14 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline import wire
 from paceline.config import JobSpec
 from paceline.config.service import TlsSettings
 from paceline.errors import DeadlineError, PacelineError, StateError
-from paceline.plugins import Engine, WeightSnapshot
+from paceline.plugins import Engine, ProvesWeights, WeightSnapshot
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Span, Tracer, step_context
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 WATCH_TIMEOUT_S = 3600.0
 HIGH_RATIO = 1.5
 """Above it, an accepted engine is worth a warning: correct ones stay below 1.2."""
+PROVE_EVERY = 16
+"""Versions, of which the first is proved by its bytes, as log-probs do not show a stale tensor."""
 NONE = PolicyVersion(version=-1, step=-1)
 OnChange = Callable[[bool], Awaitable[None]]
 log = Log("rollout")
@@ -83,6 +86,7 @@ class WeightUpdater:
         self._changed = changed
         self._failures = 0
         self._refused: tuple[int, int] = (-1, 0)  # a version, and how often
+        self._proved = -PROVE_EVERY  # the newest version whose bytes the engine has shown
         self._tracer = tracer
         self._routed_ns: dict[int, int] = {}  # version -> time of its first route
         self._reports = Reports(roster, job_id=job_id)
@@ -152,7 +156,7 @@ class WeightUpdater:
         try:
             with span.child("weights.swap", worker=self._worker_id, version=header.version):
                 await self._engine.load(_loadable(staging), self._activation)
-                verdict = await self._check(header)
+                verdict = await self._check(staging)
         except StateError as error:
             log.info("version not loaded", job=self._job_id, version=header.version, error=error)
             return
@@ -197,8 +201,9 @@ class WeightUpdater:
         log.info("version active", job=self._job_id, version=header.version, step=header.step)
         await self._changed(True)
 
-    async def _check(self, header: SnapshotHeader) -> CanaryVerdict:
-        """What the canary says of the weights that the engine has loaded."""
+    async def _check(self, staging: Staging) -> CanaryVerdict:
+        """What the canary, and now and then the bytes, say of the weights that are loaded."""
+        header = staging.header
         scored = [await self._engine.score(each.tokens) for each in header.canary.sequences]
         if self._engine.status().version != header.version:
             raise StateError(f"version {header.version} was replaced before its canary ran")
@@ -206,7 +211,20 @@ class WeightUpdater:
         self._metrics.set("weight_canary_ratio", verdict.ratio, job=self._job_id)
         if verdict.accepted and verdict.ratio > HIGH_RATIO:
             log.warning("canary is close to refusal", version=header.version, verdict=verdict)
-        return verdict
+        if verdict.accepted and header.version - self._proved < PROVE_EVERY:
+            return verdict
+        return await self._prove(staging, verdict)
+
+    async def _prove(self, staging: Staging, verdict: CanaryVerdict) -> CanaryVerdict:
+        """The verdict with the tensors that the engine has otherwise, if it can tell."""
+        if not isinstance(self._engine, ProvesWeights):
+            return verdict
+        unequal = await self._engine.unequal(_loadable(staging))
+        if self._engine.status().version != staging.header.version:
+            raise StateError(f"version {staging.header.version} was replaced before its proof")
+        if not unequal:
+            self._proved = staging.header.version
+        return replace(verdict, unequal=tuple(unequal))
 
     async def _refuse(self, staging: Staging, verdict: CanaryVerdict) -> None:
         header = staging.header

@@ -76,6 +76,28 @@ def test_in_float32_the_floor_decides(family: str, tmp_path: Path, group: RankGr
         assert wrong is None or not verdict(wrong).accepted, kind
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_fault_that_no_log_prob_shows_is_found_by_the_bytes(
+    dtype: str, tmp_path: Path, group: RankGroup
+) -> None:
+    folder = save_lively("llama_tied", tmp_path)
+    staging = published(folder, group, dtype)
+    engine = TorchModel(model_dir=folder, dtype=dtype, max_context=128, device="cpu")
+    engine.exchange(engine.prepare(staging))
+    assert engine.unequal(staging) == []
+    for seed in range(4):
+        wrong = corrupted(staging, "one weight", seed)
+        assert wrong is not None
+        engine.exchange(engine.prepare(wrong))
+        differing = [
+            entry.name
+            for (entry, right), (_, read) in zip(staging.tensors(), wrong.tensors(), strict=True)
+            if bytes(right) != bytes(read)
+        ]
+        assert len(differing) == 1
+        assert engine.unequal(staging) == differing
+
+
 def test_log_probs_are_noise_around_those_of_float32(tmp_path: Path, group: RankGroup) -> None:
     """An engine with half as much noise again as the trainer is right; one of 2.5 times is not."""
     folder = save_lively("llama", tmp_path)

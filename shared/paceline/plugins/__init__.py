@@ -14,6 +14,7 @@ from paceline.plugins.engines import (
     EngineRequest,
     EngineStatus,
     HeaderSpec,
+    ProvesWeights,
     TensorSpec,
     WeightSnapshot,
 )
@@ -129,6 +130,7 @@ __all__ = [
     "ProgramLimits",
     "ProgramOutcome",
     "Programs",
+    "ProvesWeights",
     "RegularExpression",
     "Repair",
     "Replay",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from paceline.config.sections.rollout import CANARY_FLOOR, CANARY_RATIO
 from paceline.errors import IntegrityError
 
+NAMED = 4  # tensors, in a reason
 TRIMMED = 0.05  # of the differences, the largest
 
 
@@ -81,6 +82,7 @@ class CanaryVerdict:
     difference: float  # trimmed; NaN if a log-prob is not finite
     noise: float
     rule: CanaryRule
+    unequal: tuple[str, ...] = ()  # tensors whose bytes in the engine are others
 
     @property
     def ratio(self) -> float:
@@ -90,14 +92,19 @@ class CanaryVerdict:
     @property
     def accepted(self) -> bool:
         """Whether the engine computes what the trainer computes; never with a NaN."""
-        return self.difference <= max(self.rule.ratio * self.noise, self.rule.floor)
+        close = self.difference <= max(self.rule.ratio * self.noise, self.rule.floor)
+        return close and not self.unequal
 
     def __str__(self) -> str:
         """As in the reason of a job that fails."""
-        return (
+        text = (
             f"canary: trim {self.difference:.3g}, noise {self.noise:.3g}, "
             f"ratio {self.ratio:.3g}, allowed {self.rule.ratio:g}"
         )
+        if not self.unequal:
+            return text
+        more = f" and {len(self.unequal) - NAMED} more" if len(self.unequal) > NAMED else ""
+        return f"{text}; unequal tensors: {', '.join(self.unequal[:NAMED])}{more}"
 
 
 def trimmed_rms(differences: Iterable[float]) -> float:

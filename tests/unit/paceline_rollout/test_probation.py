@@ -169,7 +169,10 @@ def test_what_is_sent_is_a_prefix_with_tokens_of_accepted_versions(
     last = replace(emit("a", (), (), version=-1), finish_reason=FinishReason.STOP)
     if (admitted := probation.admit(last)) is not None:
         sent.append(admitted)
-    sent += probation.accept(3) if right else probation.refuse(3)
+    if right:
+        sent += [output for version in (1, 2, 3) for output in probation.accept(version)]
+    else:
+        sent += probation.refuse(3)
     tokens = [each for output in sent for each in output.tokens]
     assert tokens == [each for each, version in sampled if right or version == 0]
     assert sum(output.finish_reason is not None for output in sent) == 1
@@ -177,6 +180,18 @@ def test_what_is_sent_is_a_prefix_with_tokens_of_accepted_versions(
     assert sent[-1].finish_reason is (FinishReason.STOP if whole else FinishReason.ERROR)
     for output in sent:
         assert sum(run.count for run in output.versions) == len(output.tokens)
+
+
+def test_tokens_of_a_version_that_was_replaced_before_its_verdict_have_none() -> None:
+    probation = Probation()
+    probation.accept(0)
+    outputs = [emit("a", (version,), (0.0,), version=version) for version in range(3)]
+    sent = [found for each in outputs if (found := probation.admit(each)) is not None]
+    sent += probation.accept(2)
+    assert [output.tokens for output in sent] == [(0,), ()]
+    assert sent[-1].error_code == "UNAVAILABLE"
+    fresh = emit("b", (2,), (0.0,), version=2)
+    assert probation.admit(fresh) is fresh
 
 
 @pytest.mark.parametrize("mixed", [False, True])

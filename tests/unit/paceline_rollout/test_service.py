@@ -326,6 +326,22 @@ async def test_a_worker_ends_whose_engine_gets_verified_weights_wrong(
     )
 
 
+async def test_a_worker_ends_that_holds_other_bytes_and_names_the_tensor(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    """At the first load, although log-probs are right."""
+    model = model_of()
+    spec = {"rollout": {"engine": {"kind": "inexact", "fault": "one weight"}}}
+    async with world(tmp_path, spec, model_files(model, tmp_path), max_refusals=2) as w:
+        w.publish(snapshot_of(model, version=0))
+        await asyncio.wait({w.work}, timeout=PATIENCE_S)
+        (error,) = cast(ExceptionGroup[Any], w.work.exception()).exceptions
+        while isinstance(error, ExceptionGroup):
+            (error,) = error.exceptions
+    assert isinstance(error, RefusedWeightsError)
+    assert re.search(r"allowed 2; unequal tensors: model\.layers\.\S+$", error.message)
+
+
 def test_the_rule_is_the_jobs_and_the_old_tolerance_has_no_effect() -> None:
     for rollout, rule in (
         ({}, CanaryRule(2.0, 2e-4)),

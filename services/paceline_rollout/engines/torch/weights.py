@@ -94,6 +94,15 @@ class ModelTensors:
             raise PacelineError(f"version {version} cannot be activated: {error}") from error
         weights.values, weights.forwards = values, forwards
 
+    @torch.inference_mode()
+    def unequal(self, snapshot: WeightSnapshot) -> list[str]:
+        """The names of tensors of a snapshot that the model has otherwise."""
+        return [
+            entry.name
+            for entry, data in snapshot.tensors()
+            if not _same_bytes(self._target(entry.name, entry.shape), entry.dtype, data)
+        ]
+
     def _get(self, name: str) -> Tensor:
         if name not in self._tensors:
             raise InvalidError(f"snapshot: tensor {name!r} is unknown to this model")
@@ -112,6 +121,13 @@ class ModelTensors:
         missing = [name for target, name in self._required.items() if target not in covered]
         if missing:
             raise InvalidError(f"snapshot: tensor {missing[0]!r} is missing")
+
+
+def _same_bytes(own: Tensor, dtype: str, data: memoryview) -> bool:
+    expected = torch.frombuffer(data, dtype=DTYPES[dtype]).to(own.dtype).view(own.shape)
+    # As integers, because NaN is not equal to itself.
+    own_bytes = own.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return torch.equal(own_bytes, expected.contiguous().view(-1).view(torch.uint8))
 
 
 def _assign(

@@ -60,7 +60,7 @@ def corrupted(snapshot: WeightSnapshot, kind: str, seed: int) -> CorruptedSnapsh
         )
         for entry, data in snapshot.tensors()
     }
-    done = CORRUPTIONS[kind](tensors, torch.Generator().manual_seed(seed))
+    done = {**CORRUPTIONS, **HIDDEN}[kind](tensors, torch.Generator().manual_seed(seed))
     return CorruptedSnapshot(snapshot, tensors) if done else None
 
 
@@ -131,6 +131,17 @@ CORRUPTIONS: Mapping[str, Corruption] = {
     "dummy tensor": _dummy_tensor,
     "norm at one": _norm_at_one,
 }
+
+
+def _one_weight(tensors: Tensors, chance: torch.Generator) -> bool:
+    """As when a tensor is that of an earlier version: no log-prob shows it."""
+    name = _one_of(_matrices(tensors), chance)
+    tensors[name].view(-1)[0] *= 1.02
+    return True
+
+
+HIDDEN: Mapping[str, Corruption] = {"one weight": _one_weight}
+"""Faults that only a proof of the bytes finds."""
 
 
 def _is_norm(name: str, value: Tensor) -> bool:

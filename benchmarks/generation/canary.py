@@ -5,7 +5,7 @@ as steps of training; each is loaded once as it is, and once with a structural f
 makes after the bytes were verified. A verdict is wrong if it accepts a fault, or refuses what is
 right.
 
-    .venv/bin/python benchmarks/canary.py --json benchmarks/results/canary.json
+    .venv/bin/python benchmarks/generation/canary.py --json benchmarks/results/canary.json
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pipeline import machine
-from rig.smoke import arguments as arguments_of
 
 from paceline.plugins import WeightSnapshot
 from paceline.weights.canary import CanaryRule, CanaryVerdict
@@ -34,6 +32,10 @@ from paceline_trainer.ranks.rank_info import RankInfo
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.weights.publish import Snapshotter, fill
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from pipeline import machine
+from rig.smoke import arguments as arguments_of
 
 DTYPE = "bfloat16"
 CONTEXT = 128
