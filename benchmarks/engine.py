@@ -164,8 +164,6 @@ def snapshot_of(model: Any, dtype: str) -> Staging:
             chunk_bytes=1 << 20,
             tensors=entries,
             tied=(),
-            canary_tokens=(),
-            canary_logprobs=(),
         )
     )
     for entry in entries:

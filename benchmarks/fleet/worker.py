@@ -23,6 +23,7 @@ from paceline.transport import rpc
 from paceline.types import PolicyVersion, Worker
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.weights import Receiver, Staging, WeightServer
+from paceline.weights.canary import CanaryRule
 from paceline.weights.route import ChunkSource, Route, TransferProgress
 from paceline_rollout.weight_updater import WeightUpdater
 
@@ -71,7 +72,7 @@ class Process:
             job_id=self._given.job_id,
             worker_id=self._given.worker_id,
             activation="in_flight",
-            canary_tolerance=1.0,
+            rule=CanaryRule(),
             max_refusals=3,
             metrics=self._metrics,
             changed=self._changed,

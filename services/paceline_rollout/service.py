@@ -26,9 +26,10 @@ from paceline.weights.transfer.server import WeightServer
 from paceline_rollout.gauges import RolloutGauges
 from paceline_rollout.job import build_engine, fetch_files, read_job
 from paceline_rollout.liveness import RolloutLiveness
+from paceline_rollout.probation import Probation
 from paceline_rollout.servicer import RolloutServicer
 from paceline_rollout.streams import StreamMultiplexer
-from paceline_rollout.weight_updater import WeightUpdater, canary_tolerance
+from paceline_rollout.weight_updater import WeightUpdater, canary_rule
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
@@ -92,7 +93,9 @@ class RolloutService(Service):
         )
         await self._engine.start()
         self._weights_endpoint = await self._weights.start()
-        self._multiplexer = StreamMultiplexer(engine=self._engine, tracer=self._chassis.tracer)
+        self._multiplexer = StreamMultiplexer(
+            engine=self._engine, tracer=self._chassis.tracer, probation=Probation()
+        )
         self._multiplexer_task = asyncio.create_task(self._multiplexer.run(), name="multiplexer")
         self._updater = WeightUpdater(
             roster=self._roster,
@@ -101,7 +104,7 @@ class RolloutService(Service):
             job_id=settings.job_id,
             worker_id=settings.worker_id,
             activation=spec.rollout.activation,
-            canary_tolerance=canary_tolerance(spec),
+            rule=canary_rule(spec),
             max_refusals=self._max_refusals,
             metrics=self._chassis.metrics,
             changed=self._on_change,
@@ -195,10 +198,11 @@ class RolloutService(Service):
         """
         async with self._change_lock:
             self._healthy = healthy
+            if healthy:
+                self._multiplexer.accept(self._updater.active.version)
             await self._send_heartbeat()
             if not healthy:
-                text = "the worker's weights are wrong; resume on another worker"
-                self._multiplexer.abort_all("UNAVAILABLE", text)
+                self._multiplexer.refuse()
 
     async def _watch_engine(self) -> None:
         """Send a heartbeat at once when the engine loses its weights or has them again."""

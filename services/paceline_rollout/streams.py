@@ -14,6 +14,7 @@ from paceline.errors import UnavailableError
 from paceline.plugins import Engine, EngineOutput, EngineRequest, error_output
 from paceline.telemetry.tracing import NOTHING, OFF, Span, Tracer
 from paceline.transport.linger import linger_s
+from paceline_rollout.probation import REFUSED, Probation
 
 MAX_TIMEOUT_S = 86_400.0
 MAX_ID_CHARS = 256
@@ -95,8 +96,17 @@ class _Occupancy:
 class StreamMultiplexer:
     """Sends each output of the engine to the stream of its request."""
 
-    def __init__(self, *, engine: Engine, clock: Clock | None = None, tracer: Tracer = OFF) -> None:
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        clock: Clock | None = None,
+        tracer: Tracer = OFF,
+        probation: Probation | None = None,
+    ) -> None:
+        """`probation`: who keeps tokens back until `accept` or `refuse`; nobody if None."""
         self._engine = engine
+        self._probation = probation
         self._tracer = tracer
         self._clock: Clock = clock or time.monotonic
         self._open: dict[str, _OpenRequest] = {}
@@ -156,10 +166,23 @@ class StreamMultiplexer:
             open_request.end = open_request.end or (code, detail)
         self._engine.abort(list(self._open))
 
+    def accept(self, version: int) -> None:
+        """The engine has the weights of this version right: send its tokens."""
+        for output in self._probation.accept(version) if self._probation is not None else ():
+            if output.finish_reason is FinishReason.ERROR:
+                self._engine.abort([output.request_id])
+            self._send(output)
+
+    def refuse(self) -> None:
+        """The engine has its version wrong: end all open requests without the tokens of that."""
+        self.abort_all("UNAVAILABLE", REFUSED)
+        self._drop_held()
+
     def refuse_all(self, detail: str) -> None:
         """End all open requests, and refuse new ones, so that callers use another worker."""
         self._refusal = detail
         self.abort_all("UNAVAILABLE", detail)
+        self._drop_held()
 
     async def drain(self, detail: str) -> None:
         """`refuse_all`, and wait until callers have been sent all of their sampled tokens.
@@ -198,6 +221,12 @@ class StreamMultiplexer:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._dispatch_outputs(), name="outputs")
             group.create_task(self._watch_deadlines(), name="deadlines")
+
+    def _drop_held(self) -> None:
+        """End requests whose tokens wait for a verdict, without these tokens."""
+        if self._probation is not None:
+            for output in self._probation.refuse(self._engine.status().version):
+                self._send(output)
 
     def _refuse(
         self, stream: CallerStream, caller_request: CallerRequest, version: int
@@ -252,10 +281,20 @@ class StreamMultiplexer:
                 self._route(output)
         self._refusal = "the engine has stopped"
         for name in list(self._open):
-            self._route(error_output(name, "UNAVAILABLE", self._refusal))
+            self._send(error_output(name, "UNAVAILABLE", self._refusal))
         raise UnavailableError(self._refusal)
 
     def _route(self, output: EngineOutput) -> None:
+        if output.request_id not in self._open:
+            return
+        admitted = output if self._probation is None else self._probation.admit(output)
+        if admitted is None:
+            return
+        if admitted is not output:  # it is cut short, but the engine goes on
+            self._engine.abort([output.request_id])
+        self._send(admitted)
+
+    def _send(self, output: EngineOutput) -> None:
         open_request = self._open.get(output.request_id)
         if open_request is None:
             return

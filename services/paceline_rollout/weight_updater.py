@@ -6,19 +6,21 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline import wire
 from paceline.config import JobSpec
 from paceline.config.service import TlsSettings
 from paceline.errors import DeadlineError, MisfitError, PacelineError, StateError
-from paceline.plugins import Engine, WeightSnapshot
+from paceline.plugins import Engine, ProvesWeights, WeightSnapshot
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Span, Tracer, step_context
 from paceline.transport.rpc import backoff_s, stream
 from paceline.types import PolicyVersion
 from paceline.v1 import roster_pb2 as pb
+from paceline.weights.canary import CanaryRule, CanaryVerdict
 from paceline.weights.route import Route, TransferProgress
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
 WATCH_TIMEOUT_S = 3600.0
-CANARY_TOLERANCES = {"float32": 0.05, "bfloat16": 1.0}
-"""Log-probs of correct paths differ by up to 0.4 in bfloat16: logits are rounded by up to 1/16."""
+HIGH_RATIO = 1.5
+"""Above it, an accepted engine is worth a warning: correct ones stay below 1.2."""
+PROVE_EVERY = 16
+"""Versions, of which the first is proved by its bytes, as log-probs do not show a stale tensor."""
 NONE = PolicyVersion(version=-1, step=-1)
 OnChange = Callable[[bool], Awaitable[None]]
 log = Log("rollout")
@@ -45,10 +49,9 @@ class WeightUpdater:
     """Follows the routes of one worker; a receiver pulls while the engine keeps generating.
 
     `changed(True)` is awaited after a version is active and its canary agrees, `changed(False)`
-    when a canary disagrees; that version is then fetched and loaded again. With `max_refusals` of
-    one version in a row `run` raises RefusedWeightsError, as only another engine is left to try:
-    the bytes were verified each time; so it does at once for weights of another model than the
-    engine's.
+    when a canary disagrees; the bytes of that version are then loaded again. With `max_refusals` of
+    one version in a row `run` raises RefusedWeightsError, as only another engine is left to try; so
+    it does at once for weights of another model than the engine's.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class WeightUpdater:
         job_id: str,
         worker_id: str,
         activation: str,
-        canary_tolerance: float,
+        rule: CanaryRule,
         max_refusals: int,
         metrics: Metrics,
         changed: OnChange,
@@ -74,15 +77,17 @@ class WeightUpdater:
         self._active_since: float | None = None
         self._roster = roster
         self._engine = engine
+        self._server = server
         self._job_id = job_id
         self._worker_id = worker_id
         self._activation = activation
-        self._tolerance = canary_tolerance
+        self._rule = rule
         self._max_refusals = max_refusals
         self._metrics = metrics
         self._changed = changed
         self._failures = 0
         self._refused: tuple[int, int] = (-1, 0)  # a version, and how often
+        self._proved = -PROVE_EVERY  # the newest version whose bytes the engine has shown
         self._tracer = tracer
         self._routed_ns: dict[int, int] = {}  # version -> time of its first route
         self._reports = Reports(roster, job_id=job_id)
@@ -152,7 +157,7 @@ class WeightUpdater:
         try:
             with span.child("weights.swap", worker=self._worker_id, version=header.version):
                 await self._engine.load(_loadable(staging), self._activation)
-                error = await self._check(header)
+                verdict = await self._check(staging)
         except MisfitError as error:
             await self._changed(False)
             what = f"version {header.version} (step {header.step})"
@@ -164,20 +169,13 @@ class WeightUpdater:
             log.error(
                 "version cannot be loaded", job=self._job_id, version=header.version, error=error
             )
-            await self._retry(header)
+            await self._retry(staging)
             return
         swap_s = asyncio.get_running_loop().time() - started
         self._metrics.add("weight_seconds", swap_s, job=self._job_id, stage="swap")
-        self.canary_error = error
-        if not error <= self._tolerance:
-            log.error(
-                "canary disagrees",
-                job=self._job_id,
-                version=header.version,
-                canary_error=error,
-                allowed=self._tolerance,
-            )
-            await self._refuse(header, error)
+        self.canary_error = verdict.difference
+        if not verdict.accepted:
+            await self._refuse(staging, verdict)
             return
         await self._accept(staging)
 
@@ -208,43 +206,68 @@ class WeightUpdater:
         log.info("version active", job=self._job_id, version=header.version, step=header.step)
         await self._changed(True)
 
-    async def _check(self, header: SnapshotHeader) -> float:
-        """Largest difference between the canary's log-probs and the trainer's; infinite for NaN."""
-        if len(header.canary_tokens) < 2:
-            return 0.0
-        logprobs = await self._engine.score(header.canary_tokens)
+    async def _check(self, staging: Staging) -> CanaryVerdict:
+        """What the canary, and now and then the bytes, say of the weights that are loaded."""
+        header = staging.header
+        scored = [await self._engine.score(each.tokens) for each in header.canary.sequences]
         if self._engine.status().version != header.version:
             raise StateError(f"version {header.version} was replaced before its canary ran")
-        pairs = zip(logprobs, header.canary_logprobs, strict=True)
-        error = max(abs(logprob - expected) for logprob, expected in pairs)
-        return math.inf if any(math.isnan(x) for x in logprobs) else error
+        verdict = self._rule.verdict(header.canary, scored)
+        self._metrics.set("weight_canary_ratio", verdict.ratio, job=self._job_id)
+        if verdict.accepted and verdict.ratio > HIGH_RATIO:
+            log.warning("canary is close to refusal", version=header.version, verdict=verdict)
+        if verdict.accepted and header.version - self._proved < PROVE_EVERY:
+            return verdict
+        return await self._prove(staging, verdict)
 
-    async def _refuse(self, header: SnapshotHeader, error: float) -> None:
+    async def _prove(self, staging: Staging, verdict: CanaryVerdict) -> CanaryVerdict:
+        """The verdict with the tensors that the engine has otherwise, if it can tell."""
+        if not isinstance(self._engine, ProvesWeights):
+            return verdict
+        unequal = await self._engine.unequal(_loadable(staging))
+        if self._engine.status().version != staging.header.version:
+            raise StateError(f"version {staging.header.version} was replaced before its proof")
+        if not unequal:
+            self._proved = staging.header.version
+        return replace(verdict, unequal=tuple(unequal))
+
+    async def _refuse(self, staging: Staging, verdict: CanaryVerdict) -> None:
+        header = staging.header
+        log.error(
+            "canary disagrees", job=self._job_id, version=header.version, verdict=str(verdict)
+        )
         version, times = self._refused
         self._refused = header.version, (times if version == header.version else 0) + 1
         if self._refused[1] < self._max_refusals:
-            await self._retry(header)
+            await self._retry(staging)
             return
         await self._changed(False)
         raise RefusedWeightsError(
-            f"version {header.version} (step {header.step}): log-probs of the canary differ by "
-            f"{error:.4g} from the trainer's in {self._max_refusals} loads of the same bytes; "
-            f"rollout.canary_tolerance allows {self._tolerance:g}"
+            f"version {header.version} (step {header.step}), refused in {self._max_refusals} loads "
+            f"of the same bytes: {verdict}"
         )
 
-    async def _retry(self, header: SnapshotHeader) -> None:
-        """Stop serving and fetch this version again, unless a newer one is on its way."""
+    async def _retry(self, staging: Staging) -> None:
+        """Stop serving and load this version again, unless another one has replaced it.
+
+        Its bytes are verified: to receive them again would change nothing.
+        """
         await self._changed(False)
         self._failures += 1
         await asyncio.sleep(backoff_s(self._failures))
-        self._receiver.refetch(header.version)
+        if self._server.held(self._job_id, staging.header.version) is staging:
+            self._received.put_nowait(staging)
 
 
-def canary_tolerance(spec: JobSpec) -> float:
-    """Largest allowed difference of the canary's log-probs."""
+def canary_rule(spec: JobSpec) -> CanaryRule:
+    """The job's rule; `rollout.canary_tolerance` has no effect, and is warned of."""
     if spec.rollout.canary_tolerance is not None:
-        return spec.rollout.canary_tolerance
-    return CANARY_TOLERANCES.get(spec.model.dtype, CANARY_TOLERANCES["bfloat16"])
+        log.warning(
+            "rollout.canary_tolerance has no effect; the noise that the trainer measures decides, "
+            "see rollout.canary",
+            given=spec.rollout.canary_tolerance,
+        )
+    return CanaryRule(ratio=spec.rollout.canary.ratio, floor=spec.rollout.canary.floor)
 
 
 def _loadable(staging: Staging) -> WeightSnapshot:

@@ -242,6 +242,8 @@ class TrainerService(Service):
             engine_dtype=spec.model.dtype,
             dtype=trainer.dtype,
             merge=trainer.lora is not None and trainer.lora.publish == "merged",
+            max_context=spec.sampling.max_context,
+            seed=spec.tasks.seed,
         )
         return TrainingBackend(
             policy, optimizer, learner, checkpoints, snapshotter, mismatch, group

@@ -31,7 +31,7 @@ from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import local_shards
 from paceline_trainer.traces import StepTraces
-from paceline_trainer.weights.publish import Held, Publisher, Snapshotter, WeightCopy
+from paceline_trainer.weights.publish import Publisher, Snapshotter, Source, WeightCopy
 from paceline_trainer.weights.seeder import WeightSeeder
 from paceline_trainer.work_thread import WorkThread
 
@@ -315,7 +315,7 @@ class Trainer:
             if policy.whole:
                 source, weights = snapshotter.source(), local_shards(policy)
                 begun = None
-                if snapshotter.streams:  # before anything gives the policy other weights
+                if snapshotter.in_place:  # before anything gives the policy other weights
                     begun = await self.compute.run(snapshotter.begin, self.step, source)
                 copying = self._copier.submit(self._copy, self.step, source, weights, begun)
                 policy.copied_by(copying)
@@ -330,7 +330,7 @@ class Trainer:
     def _copy(
         self,
         step: int,
-        source: tuple[Held, ...],
+        source: Source,
         weights: Sequence[Tensor],
         begun: WeightCopy | None,
     ) -> WeightCopy:

@@ -44,6 +44,7 @@ STORED = {
     "bench_trl.py": "",  # has both sides
     "chaos/ledger_property.py": "ledger_property",
     "generation/activation.py": "activation",
+    "generation/canary.py": "canary",
     "gpu/trainer.py": "",  # rows of several runs, put together by hand
     "learning/environments.py": "environments",
     "learning/generation.py": "generation",

@@ -1,6 +1,7 @@
 """A job without the SDK: REST over plain HTTP, gRPC with the checked-in stubs."""
 
 import json
+import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -96,18 +97,35 @@ def test_an_overlong_prompt_fails_the_job_with_a_reason(
     assert "does not fit max_context 3" in status.reason
 
 
+def in_bfloat16(job: dict[str, Any]) -> dict[str, Any]:
+    """In which each way to the same log-probs rounds them in its own way."""
+    job["model"] |= {"dtype": "bfloat16"}
+    return job
+
+
+def test_a_job_ends_whose_engine_has_half_as_much_noise_again_as_the_trainer(
+    platform: Any, tiny_job: Callable[..., Any]
+) -> None:
+    engine = {"kind": "inexact", "noise": 1.5}
+    job = in_bfloat16(tiny_job(name="noisy", rollout={"engine": engine}))
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+        status = client.wait(job_id, timeout_s=JOB_S).status
+    assert (status.state, status.step) == ("succeeded", 20), status.reason
+
+
 def test_an_engine_that_never_agrees_with_the_trainer_ends_the_job_with_the_figures(
     platform: Any, tiny_job: Callable[..., Any]
 ) -> None:
-    """In bfloat16 each way to the same log-probs rounds them in its own way."""
-    job = tiny_job(name="disagrees", rollout={"canary_tolerance": 1e-30})
-    job["model"] |= {"dtype": "bfloat16"}
+    """Its weights are wrong after their bytes were verified."""
+    engine = {"kind": "inexact", "fault": "swapped shards"}
+    job = in_bfloat16(tiny_job(name="disagrees", rollout={"engine": engine}))
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
         status = client.wait(job_id, timeout_s=JOB_S).status
     assert status.state == "failed"
     assert "failed 3 times without progress: RefusedWeightsError: version 0" in status.reason
-    assert "rollout.canary_tolerance allows 1e-30" in status.reason
+    assert re.search(r"canary: trim \S+, noise \S+, ratio \S+, allowed 2", status.reason)
 
 
 def test_it_listens_on_loopback_only(platform: Any) -> None:

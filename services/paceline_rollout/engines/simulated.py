@@ -323,7 +323,7 @@ class SimulatedEngine:
             self._prefilling.clear()
             self._ends.clear()
         header = swap.snapshot.header
-        self._canary = {tuple(header.canary_tokens): list(header.canary_logprobs)}
+        self._canary = {each.tokens: list(each.logprobs) for each in header.canary.sequences}
         self._gate.finish()
         for entry in self._queue.swapped():
             self._outputs.append(version_gone(entry.request, self._gate.version))

@@ -201,7 +201,10 @@ def attend(
     scaling: float | None,
     softcap: float | None,
 ) -> Tensor:
-    """Softmax attention [S, H, Q, D]; without a mask it is causal, and Q is K."""
+    """Softmax attention [S, H, Q, D]; without a mask it is causal, the queries being the last Q.
+
+    Only with a `softcap` may Q be less than K then.
+    """
     if softcap is None and is_short(query, key):
         return short_attention(query, key, value, mask, scaling)
     groups = query.shape[1] // key.shape[1]
@@ -215,7 +218,8 @@ def attend(
     scores = scores * (query.shape[3] ** -0.5 if scaling is None else scaling)
     scores = torch.tanh(scores / softcap) * softcap
     if mask is None:
-        mask = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
+        mask = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device)
+        mask = mask.tril(scores.shape[3] - scores.shape[2])
     scores = scores.masked_fill(~mask, float("-inf"))
     return torch.matmul(scores.softmax(-1).to(value.dtype), value)
 

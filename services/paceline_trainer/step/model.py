@@ -77,6 +77,7 @@ class PolicyModel(nn.Module):
         self.tied = _tied(inner)
         self.masters: MasterWeights | None = None
         self._copying: Future[Any] | None = None
+        self._structure: tuple[PolicyModel, ...] = ()  # in a tuple it is no module of this one
         self.num_parameters = sum(p.numel() for p in inner.parameters())
         self.vocab_size = int(self.config.get_text_config().vocab_size)
 
@@ -209,9 +210,24 @@ class PolicyModel(nn.Module):
 
         Its parameters can be pointed to other tensors while this one computes in another thread.
         """
+        return self._copied(lambda own: nn.Parameter(own.detach(), requires_grad=own.requires_grad))
+
+    def keep_structure(self) -> None:
+        """Keep a copy of the modules, without weights: once they are sharded, none can be made."""
+        made = self._copied(
+            lambda own: nn.Parameter(torch.empty_like(own, device="meta"), requires_grad=False)
+        )
+        self._structure = (made.eval(),)
+
+    @property
+    def structure(self) -> PolicyModel:
+        """The modules as they were before they were sharded or compiled; parameters are `meta`."""
+        return self._structure[0]
+
+    def _copied(self, parameter: Callable[[nn.Parameter], nn.Parameter]) -> PolicyModel:
+        """The same modules and buffers, with other parameters."""
         memo: dict[int, Any] = {id(b): b for b in self.inner.buffers()}
-        for own in self.inner.parameters():
-            memo[id(own)] = nn.Parameter(own.detach(), requires_grad=own.requires_grad)
+        memo |= {id(own): parameter(own) for own in self.inner.parameters()}
         return PolicyModel(copy.deepcopy(self.inner, memo), max_logits=self._max_logits)
 
     def trained(self) -> list[nn.Parameter]:
@@ -244,11 +260,12 @@ def shard(policy: PolicyModel, group: RankGroup, *, dtype: str) -> None:
     Weights that are not loaded yet are read unit by unit, each rank its own rows. A single rank has
     nothing to gather, so its parameters stay plain tensors.
     """
+    policy.keep_structure()
     if group.rank_info.world == 1:
         _place(policy, group.device, DTYPES[dtype])
     else:
         _shard(policy, group, dtype=dtype)
-    if compile_layers(_layers(policy.inner), group.device):
+    if compile_layers(decoder_layers(policy.inner), group.device):
         keep_out_of_graphs()
 
 
@@ -256,7 +273,7 @@ def _place(policy: PolicyModel, device: torch.device, dtype: torch.dtype) -> Non
     """Move a policy that is whole to its device, unit by unit."""
     policy.masters = MasterWeights(dtype) if dtype != torch.float32 else None
     loaded = set[int]()
-    for unit in (*_layers(policy.inner), policy):
+    for unit in (*decoder_layers(policy.inner), policy):
         policy.load((each for each in unit.parameters() if id(each) not in loaded), 0, 1)
         unit.to(device)
         if policy.masters is not None:
@@ -272,7 +289,7 @@ def _shard(policy: PolicyModel, group: RankGroup, *, dtype: str) -> None:
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,
     )
-    for layer in _layers(policy.inner):
+    for layer in decoder_layers(policy.inner):
         policy.load(layer.parameters(), rank, world)
         fully_shard(layer, mesh=group.mesh, mp_policy=precision)
     policy.load((p for p in policy.parameters() if not isinstance(p, DTensor)), rank, world)
@@ -291,7 +308,7 @@ def reshard(policy: PolicyModel) -> None:
             module.reshard()
 
 
-def _layers(inner: nn.Module) -> list[nn.Module]:
+def decoder_layers(inner: nn.Module) -> list[nn.Module]:
     """The decoder layers: the shallowest list of modules."""
     queue: deque[nn.Module] = deque([inner])
     while queue:

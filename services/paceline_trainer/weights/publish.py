@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.func import functional_call
-from transformers import AutoModelForCausalLM
 
 from paceline.errors import StateError
 from paceline.telemetry.logs import Log
 from paceline.types import PolicyVersion
-from paceline.weights.adapters import merge_all, merge_one
+from paceline.weights.adapters import merge_one
+from paceline.weights.canary import Canary
 from paceline.weights.names import CheckpointNames, Conversion
 from paceline.weights.snapshot.manifest import SnapshotHeader, TensorEntry, choose_chunk_bytes, plan
 from paceline.weights.snapshot.staging import Staging
@@ -28,8 +26,9 @@ from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.lora import is_adapter, plain_name, scales
 from paceline_trainer.step.model import DTYPES, PolicyModel, reshard
 from paceline_trainer.step.versions import in_host_memory
+from paceline_trainer.weights.canary import MAX_LENGTH, CanaryMaker
+from paceline_trainer.weights.layerwise import Weights
 
-CANARY_LENGTH = 8
 log = Log("publish")
 
 
@@ -83,6 +82,13 @@ class Unit(NamedTuple):
         return all(tensor.frozen for tensor in self.held)
 
 
+class Source(NamedTuple):
+    """The policy at one moment: by name for what is published, as modules for the canary."""
+
+    held: tuple[Held, ...]
+    weights: Weights
+
+
 @dataclass(frozen=True, slots=True)
 class WeightCopy:
     """A copy of the weights: its description, and its tensors as they are gathered."""
@@ -91,8 +97,7 @@ class WeightCopy:
     entries: tuple[TensorEntry, ...]
     num_bytes: int
     tied: tuple[tuple[str, str], ...]
-    canary_tokens: tuple[int, ...]
-    canary_logprobs: tuple[float, ...]
+    canary: Canary
     tensors: TensorQueue
     source: tuple[Held, ...] = ()
     frozen_bytes: int = 0  # the first bytes, which no later version changes
@@ -113,10 +118,13 @@ class Snapshotter:
         engine_dtype: str,
         dtype: str,
         merge: bool = False,
+        max_context: int = MAX_LENGTH,
+        seed: int = 0,
     ) -> None:
         """`merge`: adapters are merged into the weights, instead of being published themselves.
 
-        So they are where checkpoints have an adapted weight in another form than the model.
+        So they are where checkpoints have an adapted weight in another form than the model. The
+        canary is at most `max_context` tokens long, and drawn with `seed`.
         """
         self._policy = policy
         self._scales = scales(policy.inner)
@@ -128,28 +136,36 @@ class Snapshotter:
         self._converted: dict[Conversion, dict[str, Tensor]] = {}
         self._group = group
         self._dtype = DTYPES[engine_dtype]
-        # Tensors are served while others are still gathered, if the policy can compute the canary:
-        # in the engine's precision, and in its own thread or on a GPU, which another thread's work
-        # does not hold up. If not, the gathered tensors do.
-        in_place = not policy.whole or group.device.type == "cuda"
-        self.streams = engine_dtype == dtype and in_place
-        self._skeleton: Any = None
-        vocab = int(policy.config.get_text_config().vocab_size)
-        self._canary = tuple((1 + 7919 * i) % vocab for i in range(CANARY_LENGTH))
+        # In its own thread or on a GPU, which another thread's work does not hold up.
+        self.in_place = not policy.whole or group.device.type == "cuda"
+        self._canary = CanaryMaker(
+            policy,
+            group,
+            engine_dtype=engine_dtype,
+            own=self.in_place and engine_dtype == dtype,
+            max_context=max_context,
+            seed=seed,
+        )
+
+    def source(self) -> Source:
+        """What a copy is made of, which no longer follows the policy if that gets other weights."""
+        return Source(self._state(), self._canary.capture())
 
     @torch.no_grad()
-    def begin(self, step: int, source: tuple[Held, ...] | None = None) -> WeightCopy:
+    def begin(self, step: int, source: Source | None = None) -> WeightCopy:
         """Describe a copy of the weights, whose tensors are gathered later by `gather`.
 
-        If the canary needs the tensors themselves, they are gathered at once. `source`: what
-        `source` has returned, if the weights may be others by now.
+        `source`: what `source` has returned, if the weights may be others by now.
+
+        Raises:
+            InvalidError: the trainer's log-probs of the canary are wrong.
         """
-        logprobs = self._forward() if self.streams else ()
+        if source is None:
+            reshard(self._policy)
+            source = self.source()
+        canary = self._canary.make(source.weights)
         reshard(self._policy)
-        tensors, source = TensorQueue(), source or self.source()
-        if not self.streams:
-            logprobs = self._gather_for_canary(source, tensors)
-        units = self._units(source)
+        units = self._units(source.held)
         described = [self._described(unit) for unit in units]
         entries, num_bytes = plan([tensor for unit in described for tensor in unit])
         num_frozen = sum(
@@ -161,18 +177,15 @@ class Snapshotter:
             entries=entries,
             num_bytes=num_bytes,
             tied=tied,
-            canary_tokens=self._canary,
-            canary_logprobs=logprobs,
-            tensors=tensors,
-            source=source,
+            canary=canary,
+            tensors=TensorQueue(),
+            source=source.held,
             frozen_bytes=self._frozen_bytes(entries[:num_frozen]),
         )
 
     @torch.no_grad()
     def gather(self, snapshot: WeightCopy) -> None:
         """Gather the full weights in engine precision, tensor by tensor."""
-        if not self.streams:
-            return
         error: BaseException | None = None
         try:
             for name, tensor in self._gathered(snapshot.source):
@@ -182,14 +195,6 @@ class Snapshotter:
             raise
         finally:
             snapshot.tensors.end(error)
-
-    def _gather_for_canary(self, source: Sequence[Held], tensors: TensorQueue) -> tuple[float, ...]:
-        gathered = dict(self._gathered(source))
-        logprobs = self._forward_with(gathered) if self._group.rank_info.first else ()
-        for name, tensor in gathered.items():
-            tensors.put(name, tensor)
-        tensors.end()
-        return logprobs
 
     def _gathered(self, source: Sequence[Held]) -> Iterator[tuple[str, Tensor]]:
         """The published tensors in their order, on ranks that serve weights."""
@@ -255,8 +260,8 @@ class Snapshotter:
             return 0
         return max((entry.offset + entry.num_bytes for entry in frozen), default=0)
 
-    def source(self) -> tuple[Held, ...]:
-        """The tensors of the policy, without a copy."""
+    def _state(self) -> tuple[Held, ...]:
+        """The tensors of the policy by name, without a copy."""
         tied = {name for name, _ in self._policy.tied}
         with self._policy.in_float32():
             state = self._policy.inner.state_dict(keep_vars=True)
@@ -268,31 +273,6 @@ class Snapshotter:
 
     def _precision(self, value: Tensor) -> torch.dtype:
         return self._dtype if value.is_floating_point() else value.dtype
-
-    def _forward(self) -> tuple[float, ...]:
-        ids, targets, hidden_indices = self._inputs(self._group.device)
-        return tuple(self._policy(ids, None, hidden_indices, targets, 1.0).logprobs.tolist())
-
-    def _forward_with(self, tensors: dict[str, Tensor]) -> tuple[float, ...]:
-        """Log-probs of the canary, from a model with exactly the published tensors."""
-        inner = cast(Any, self._policy.inner)
-        if self._skeleton is None:
-            config = deepcopy(inner.config)  # `from_config` writes the attention into it
-            with torch.device("meta"):
-                made = AutoModelForCausalLM.from_config(
-                    config, attn_implementation="sdpa", trust_remote_code=False
-                )
-            self._skeleton = made.eval()
-        buffers = {name: b.detach().cpu() for name, b in inner.named_buffers()}
-        state = buffers | dict(self._names.all_to_memory(merge_all(tensors)))
-        ids, targets, _ = self._inputs(torch.device("cpu"))
-        found = functional_call(self._skeleton, state, (ids,), {"use_cache": False})
-        logprobs = torch.log_softmax(found.logits[0].float(), -1).gather(-1, targets[:, None])[:, 0]
-        return tuple(logprobs.tolist())
-
-    def _inputs(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        tokens = torch.tensor(self._canary, device=device)
-        return tokens[None, :-1], tokens[1:], torch.arange(len(tokens) - 1, device=device)
 
 
 class Publisher:
@@ -375,8 +355,7 @@ class Publisher:
             chunk_bytes=numbered.chunk_bytes or choose_chunk_bytes(snapshot.num_bytes),
             tensors=snapshot.entries,
             tied=snapshot.tied,
-            canary_tokens=snapshot.canary_tokens,
-            canary_logprobs=snapshot.canary_logprobs,
+            canary=snapshot.canary,
             frozen_bytes=snapshot.frozen_bytes,
             names="checkpoint",
         )

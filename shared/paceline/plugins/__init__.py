@@ -15,6 +15,7 @@ from paceline.plugins.engines import (
     EngineStatus,
     HeaderSpec,
     NameKind,
+    ProvesWeights,
     TensorSpec,
     WeightSnapshot,
 )
@@ -132,6 +133,7 @@ __all__ = [
     "ProgramLimits",
     "ProgramOutcome",
     "Programs",
+    "ProvesWeights",
     "RegularExpression",
     "Repair",
     "Replay",

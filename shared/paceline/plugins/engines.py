@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from paceline.enums import FinishReason
 from paceline.types import SamplingParams, VersionRun
@@ -101,12 +101,12 @@ class HeaderSpec(Protocol):
 
     @property
     def canary_tokens(self) -> tuple[int, ...]:
-        """A fixed prompt to verify the loaded weights with."""
+        """Deprecated: empty. The worker itself compares what `score` returns."""
         ...
 
     @property
     def canary_logprobs(self) -> tuple[float, ...]:
-        """The trainer's log-probs of `canary_tokens[1:]`."""
+        """Deprecated: empty."""
         ...
 
 
@@ -160,6 +160,20 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Abort everything and stop."""
+        ...
+
+
+@runtime_checkable
+class ProvesWeights(Protocol):
+    """Optional, for an engine that can compare the weights it computes with to a snapshot's.
+
+    Log-probs do not show that a tensor is that of an earlier version, or that a small one is left
+    out. Workers ask at the first load, at every sixteenth version, and before they give up on a
+    version.
+    """
+
+    async def unequal(self, snapshot: WeightSnapshot) -> list[str]:
+        """The names of tensors whose bytes in the engine are not those of the snapshot."""
         ...
 
 

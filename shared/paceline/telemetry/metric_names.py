@@ -392,16 +392,13 @@ NAMES: dict[str, Spec] = {
         "weight_seconds", "job stage", "rollout trainer", "Seconds by stage."
     ),
     "weight_events": _counter(
-        "weight_events",
-        "job event",
-        "rollout trainer",
-        "Events of transfers; damaged: wrong digest.",
+        "weight_events", "job event", "rollout trainer", "Transfer events; damaged: wrong digest."
     ),
     "weight_version": _gauge(
-        "weight_version",
-        "job state",
-        "rollout",
-        "Newest complete version (held), and the active one.",
+        "weight_version", "job state", "rollout", "Newest complete version (held), and active one."
+    ),
+    "weight_canary_ratio": _gauge(
+        "weight_canary_ratio", "job", "rollout", "Difference of the canary, in units of its noise."
     ),
     # controller: replicas, the signals that scaling follows, and cost
     "wanted_replicas": _gauge(

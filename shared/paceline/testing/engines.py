@@ -13,6 +13,7 @@ from typing import Any
 from paceline.plugins import Engine, EngineOutput, EngineRequest
 from paceline.types import SamplingParams
 from paceline.weights import SnapshotHeader, Staging, plan
+from paceline.weights.canary import NO_CANARY, Canary, CanarySequence
 
 PATIENCE_S = 60.0
 
@@ -104,8 +105,9 @@ def _snapshot(
         "chunk_bytes": 1 << 16,
         "tensors": entries,
         "tied": (),
-        "canary_tokens": tuple(canary),
-        "canary_logprobs": (-3.0,) * (len(canary) - 1),
+        "canary": Canary((CanarySequence(tuple(canary), (-3.0,) * (len(canary) - 1)),))
+        if canary
+        else NO_CANARY,
         **changes,
     }
     staging = Staging(SnapshotHeader(**fields))

@@ -253,8 +253,48 @@ Global___TiedTensor: _TypeAlias = TiedTensor  # noqa: Y015
 
 @_typing.final
 class Canary(_message.Message):
-    """A fixed prompt and the trainer's log-probs of its tokens under this version."""
+    """Text of the policy's own and the trainer's log-probs of its tokens under this version."""
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    NOISE_FIELD_NUMBER: _builtins.int
+    RECIPE_FIELD_NUMBER: _builtins.int
+    noise: _builtins.float
+    """nats: what the precision of engines does to the log-probs, trimmed RMS"""
+    recipe: _builtins.str
+    """the precision: float32, bfloat16, ..."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """empty, so that workers of earlier releases check nothing"""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """empty"""
+
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___CanarySequence]: ...
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        sequences: _abc.Iterable[Global___CanarySequence] | None = ...,
+        noise: _builtins.float = ...,
+        recipe: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "noise", b"noise", "recipe", b"recipe", "sequences", b"sequences", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Canary: _TypeAlias = Canary  # noqa: Y015
+
+@_typing.final
+class CanarySequence(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
@@ -263,7 +303,7 @@ class Canary(_message.Message):
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """of tokens[1:], temperature 1"""
+        """of tokens[1:], temperature 1, computed in float32"""
 
     def __init__(
         self,
@@ -277,7 +317,7 @@ class Canary(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Canary: _TypeAlias = Canary  # noqa: Y015
+Global___CanarySequence: _TypeAlias = CanarySequence  # noqa: Y015
 
 @_typing.final
 class ChunkHead(_message.Message):

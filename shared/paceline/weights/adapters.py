@@ -45,15 +45,6 @@ def merge_one(name: str, weight: Tensor, adapters: Mapping[str, Tensor]) -> Tens
     return merged(weight, a, b)
 
 
-def merge_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors by name without adapters, which are merged into their weights."""
-    return {
-        name: merge_one(name, value, tensors)
-        for name, value in tensors.items()
-        if not name.endswith(ADAPTER_ENDS)
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class MergedSnapshot:
     """A snapshot with adapters as engines load it: complete weights, one at a time."""

@@ -10,6 +10,7 @@ from grpc import aio
 
 from paceline.types import PolicyVersion
 from paceline.v1.rollout_pb2_grpc import add_RolloutServicer_to_server
+from paceline.weights.canary import NO_CANARY
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.peers import FakePeer
 from paceline_harness.runtime import FakeClock
@@ -59,7 +60,7 @@ class Rollout(FakePeer):
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         await self.engine.start()
-        header = SimpleNamespace(version=0, tied=(), canary_tokens=(), canary_logprobs=())
+        header = SimpleNamespace(version=0, tied=(), canary=NO_CANARY)
         await self.engine.load(SimpleNamespace(header=header), "in_flight")
         self.passing = asyncio.create_task(self.multiplexer.run())
         await super().start(address)

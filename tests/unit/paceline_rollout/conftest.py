@@ -25,6 +25,7 @@ from transformers import (
 from paceline.plugins import Engine, EngineOutput, EngineRequest
 from paceline.types import SamplingParams
 from paceline.weights import SnapshotHeader, Staging, plan
+from paceline.weights.canary import Canary, CanarySequence
 from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.engines.torch.engine import TorchEngine
 
@@ -89,8 +90,7 @@ def make_snapshot(model: Any, version: int = 0, canary: Sequence[int] = (1, 2, 3
         chunk_bytes=1 << 16,
         tensors=entries,
         tied=(),
-        canary_tokens=tuple(canary),
-        canary_logprobs=tuple(logp.squeeze(1).tolist()),
+        canary=Canary((CanarySequence(tuple(canary), tuple(logp.squeeze(1).tolist())),)),
     )
     staging = Staging(header)
     for entry in entries:

@@ -18,6 +18,7 @@ from paceline.transport.rpc import connect
 from paceline.types import PolicyVersion, SamplingParams
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.weights import WeightServer
+from paceline.weights.canary import NO_CANARY, Canary, CanaryRule
 from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.engines.simulated import SimulatedEngine
 from paceline_rollout.liveness import RolloutLiveness
@@ -35,8 +36,7 @@ class Header:
     version: int = 3
     step: int = 3
     tied: tuple[str, ...] = ()
-    canary_tokens: tuple[int, ...] = ()
-    canary_logprobs: tuple[float, ...] = ()
+    canary: Canary = NO_CANARY
 
 
 class Snapshot:
@@ -70,7 +70,7 @@ class Worker:
             job_id="job",
             worker_id="r0",
             activation="in_flight",
-            canary_tolerance=1.0,
+            rule=CanaryRule(),
             max_refusals=3,
             metrics=Metrics(),
             changed=_ignore,

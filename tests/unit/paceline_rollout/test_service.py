@@ -27,10 +27,11 @@ from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
 from paceline.v1.rollout_pb2_grpc import RolloutStub
 from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
 from paceline.weights import Staging, WeightServer, pull
+from paceline.weights.canary import Canary, CanaryRule
 from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.job import build_engine
 from paceline_rollout.service import RolloutService
-from paceline_rollout.weight_updater import RefusedWeightsError, canary_tolerance
+from paceline_rollout.weight_updater import RefusedWeightsError, canary_rule
 
 if TYPE_CHECKING:
     from paceline.v1.rollout_pb2_grpc import RolloutAsyncStub
@@ -278,32 +279,31 @@ async def test_a_tracker_that_hears_no_reports_holds_nothing_up(
 
 
 def with_a_wrong_canary(staging: Staging) -> Staging:
-    made = Staging(replace(staging.header, canary_logprobs=(-9.0, -9.0)))
+    (sequence,) = staging.header.canary.sequences
+    wrong = Canary((replace(sequence, logprobs=(-9.0, -9.0)),), noise=0.02)
+    made = Staging(replace(staging.header, canary=wrong))
     made.fill(0, bytes(staging.buffer()))
     made.finish()
     return made
 
 
-@pytest.mark.parametrize("newer", [False, True])
-async def test_a_wrong_canary_keeps_work_away_until_it_is_right(
-    tmp_path: Path, model_of: Any, snapshot_of: Any, newer: bool
+async def test_a_wrong_canary_keeps_work_away_until_a_newer_version_is_right(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
 ) -> None:
-    """The same version again, or a newer one: the worker stays in the roster to hear of it."""
+    """The worker stays in the roster to hear of it; what it holds is not received again."""
     model = model_of()
     files = model_files(model, tmp_path)
     async with world(tmp_path, {}, files, max_refusals=1_000_000) as w:
         w.publish(snapshot_of(model, version=0))
         await w.until_active(0)
-        good = snapshot_of(model, version=1)
-        w.publish(with_a_wrong_canary(good))
+        w.publish(with_a_wrong_canary(snapshot_of(model, version=1)))
         worker = await w.until_active(-1)
         assert not w.ledger.left
         assert worker.weights_endpoint
-        if newer:
-            w.publish(snapshot_of(model, version=2))
-        else:
-            w.trainer.offer(good)
-        await w.until_active(2 if newer else 1)
+        w.publish(snapshot_of(model, version=2))
+        await w.until_active(2)
+        done = roster_pb2.TRANSFER_EVENT_DONE
+        assert sum(each.event == done for each in w.ledger.reports if each.version == 1) <= 1
 
 
 async def test_a_worker_ends_whose_engine_gets_verified_weights_wrong(
@@ -320,8 +320,8 @@ async def test_a_worker_ends_whose_engine_gets_verified_weights_wrong(
             (error,) = error.exceptions
     assert isinstance(error, RefusedWeightsError)
     assert re.fullmatch(
-        r"version 1 \(step 1\): log-probs of the canary differ by \d\.\d+ from the trainer's in 3 "
-        r"loads of the same bytes; rollout\.canary_tolerance allows 0\.05",
+        r"version 1 \(step 1\), refused in 3 loads of the same bytes: "
+        r"canary: trim \d\.\d+, noise 0\.02, ratio \d+, allowed 2",
         error.message,
     )
 
@@ -340,15 +340,29 @@ async def test_a_worker_ends_at_once_with_weights_of_another_model(
     assert "q_norm.weight' is unknown to this model (and " in error.message
 
 
-@pytest.mark.parametrize(
-    ("dtype", "own", "allowed"),
-    [("float32", None, 0.05), ("bfloat16", None, 1.0), ("bfloat16", 0.2, 0.2)],
-)
-def test_correct_engines_differ_more_in_bfloat16(
-    dtype: str, own: float | None, allowed: float
+async def test_a_worker_ends_that_holds_other_bytes_and_names_the_tensor(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
 ) -> None:
-    made = {"model": {"path": "m", "dtype": dtype}, "rollout": {"canary_tolerance": own}}
-    assert canary_tolerance(parse_job({**SPEC, **made})) == allowed
+    """At the first load, although log-probs are right."""
+    model = model_of()
+    spec = {"rollout": {"engine": {"kind": "inexact", "fault": "one weight"}}}
+    async with world(tmp_path, spec, model_files(model, tmp_path), max_refusals=2) as w:
+        w.publish(snapshot_of(model, version=0))
+        await asyncio.wait({w.work}, timeout=PATIENCE_S)
+        (error,) = cast(ExceptionGroup[Any], w.work.exception()).exceptions
+        while isinstance(error, ExceptionGroup):
+            (error,) = error.exceptions
+    assert isinstance(error, RefusedWeightsError)
+    assert re.search(r"allowed 2; unequal tensors: model\.layers\.\S+$", error.message)
+
+
+def test_the_rule_is_the_jobs_and_the_old_tolerance_has_no_effect() -> None:
+    for rollout, rule in (
+        ({}, CanaryRule(2.0, 2e-4)),
+        ({"canary_tolerance": 0.05}, CanaryRule(2.0, 2e-4)),
+        ({"canary": {"ratio": 3.0, "floor": 0.0}}, CanaryRule(3.0, 0.0)),
+    ):
+        assert canary_rule(parse_job({**SPEC, "rollout": rollout})) == rule
 
 
 async def test_a_simulated_engine_follows_too(

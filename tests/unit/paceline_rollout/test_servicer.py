@@ -17,6 +17,7 @@ from paceline.types import PolicyVersion, SamplingParams
 from paceline.v1 import rollout_pb2, types_pb2
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1.rollout_pb2_grpc import RolloutStub, add_RolloutServicer_to_server
+from paceline.weights.canary import Canary, CanarySequence
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import FakeClock
 from paceline_rollout.engines.simulated import SimulatedEngine
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 class Header:
     version = 5
     tied = ()
-    canary_tokens = (1, 2)
-    canary_logprobs = (-1.0,)
+    canary = Canary((CanarySequence((1, 2), (-1.0,)),))
 
 
 class Snapshot:

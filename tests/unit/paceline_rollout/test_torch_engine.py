@@ -237,9 +237,9 @@ async def test_foreign_snapshot_leaves_the_old_version(
 async def test_score_is_the_canary(model_of: Any, open_torch: Any, snapshot_of: Any):
     model = model_of("qwen2")
     async with open_torch(model) as out:
-        header = snapshot_of(model, canary=(3, 1, 4, 1, 5)).header
-        got = await out.engine.score(header.canary_tokens)
-        assert got == pytest.approx(list(header.canary_logprobs), abs=1e-5)
+        (sequence,) = snapshot_of(model, canary=(3, 1, 4, 1, 5)).header.canary.sequences
+        got = await out.engine.score(sequence.tokens)
+        assert got == pytest.approx(list(sequence.logprobs), abs=1e-5)
 
 
 def test_model_that_cannot_be_served_is_refused_by_name(tmp_path: Any):

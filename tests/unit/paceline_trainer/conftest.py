@@ -31,6 +31,7 @@ from paceline.v1.experience_pb2_grpc import (
 )
 from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
+from paceline.weights.canary import Canary
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
 from paceline_harness.patience import PATIENCE_S
@@ -242,10 +243,27 @@ def stage() -> Callable[[WeightCopy], Staging]:
 
 def _stage(snapshot: WeightCopy) -> Staging:
     entries, num_bytes = snapshot.entries, snapshot.num_bytes
-    header = SnapshotHeader("j", 7, 4, 6, -1, 1, num_bytes, 4096, entries, snapshot.tied)
+    layout = (num_bytes, 4096, entries, snapshot.tied, snapshot.canary)
+    header = SnapshotHeader("j", 7, 4, 6, -1, 1, *layout)
     staging = Staging(replace(header, names="checkpoint"))
     fill(staging, snapshot.tensors)
     return staging
+
+
+@pytest.fixture
+def scores_of() -> Callable[[Any, Canary], list[list[float]]]:
+    """What an engine returns for a canary: log-probs of a Hugging Face model."""
+    return _scores_of
+
+
+@torch.no_grad()
+def _scores_of(model: Any, canary: Canary) -> list[list[float]]:
+    found: list[list[float]] = []
+    for each in canary.sequences:
+        tokens = torch.tensor(each.tokens)
+        logprobs = torch.log_softmax(model(tokens[None, :-1]).logits[0].float(), -1)
+        found.append(logprobs.gather(-1, tokens[1:, None])[:, 0].tolist())
+    return found
 
 
 class OneJob(ExperienceServicer, RosterServicer, JobsServicer):

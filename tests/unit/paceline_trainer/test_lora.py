@@ -16,6 +16,7 @@ from paceline.config.objective import ObjectiveSpec
 from paceline.errors import ConfigError
 from paceline.objective.load import load_objective
 from paceline.weights.adapters import MergedSnapshot
+from paceline.weights.canary import CanaryRule
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.checkpoints.format import file_of
 from paceline_trainer.columns import Share, columns
@@ -105,7 +106,7 @@ def test_the_reference_is_the_policy_without_adapters(
 
 @pytest.mark.parametrize("engine", ["float32", "bfloat16"])
 def test_engines_compute_what_the_trainer_computes(
-    llama: Path, group: RankGroup, make_samples: Any, stage: Any, engine: str
+    llama: Path, group: RankGroup, make_samples: Any, stage: Any, scores_of: Any, engine: str
 ) -> None:
     parts = Parts(llama, group)
     first = stage(parts.published(engine=engine))
@@ -123,11 +124,7 @@ def test_engines_compute_what_the_trainer_computes(
         assert torch.equal(value, base[name]) == (not name.endswith("_proj.weight")), name
     model: Any = AutoModelForCausalLM.from_pretrained(llama, dtype=DTYPES[engine])
     model.load_state_dict(adapter, strict=False)
-    tokens = torch.tensor(copy.canary_tokens)
-    with torch.no_grad():
-        logits = model(tokens[None, :-1]).logits[0].float()
-    expected = torch.log_softmax(logits, -1).gather(-1, tokens[1:, None])[:, 0]
-    assert copy.canary_logprobs == pytest.approx(expected.tolist(), abs=1e-5)
+    assert CanaryRule().verdict(copy.canary, scores_of(model, copy.canary)).ratio < 1.5
 
 
 def test_only_adapters_differ_between_versions(

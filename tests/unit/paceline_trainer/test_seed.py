@@ -20,6 +20,7 @@ from paceline.types import PolicyVersion
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.weights.canary import NO_CANARY, CanaryRule
 from paceline.weights.route import ChunkSource, Route, TransferReport
 from paceline.weights.snapshot.manifest import plan
 from paceline.weights.snapshot.staging import Staging
@@ -28,6 +29,7 @@ from paceline.weights.transfer.version_transfer import Transfer
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import ON_CPU
 from paceline_trainer.client import TrainerLedger
+from paceline_trainer.step.model import DTYPES
 from paceline_trainer.weights.publish import Publisher, TensorQueue, WeightCopy
 from paceline_trainer.weights.seeder import WeightSeeder
 
@@ -69,10 +71,18 @@ async def receive(one_job: Any, sources: tuple[ChunkSource, ...]) -> tuple[Stagi
     return await asyncio.wait_for(transfer.run(), LIMIT_S), came
 
 
+@pytest.mark.parametrize("engine", ["bfloat16", "float32"])
 async def test_the_uplinks_of_two_nodes_add_up(
-    one_job: Any, llama: Path, forks: Any, join_ranks: Any, tmp_path: Path
+    one_job: Any,
+    llama: Path,
+    forks: Any,
+    join_ranks: Any,
+    scores_of: Any,
+    tmp_path: Path,
+    engine: str,
 ) -> None:
-    job = {"path": str(llama), "experience": one_job.address, "engine": "bfloat16"}
+    """In float32 the sharded policy itself is compared with the reference, else copies of it."""
+    job = {"path": str(llama), "experience": one_job.address, "engine": engine}
     (tmp_path / "job.json").write_text(json.dumps(job))
     async with two_nodes(forks, join_ranks, tmp_path):
         await until(lambda: one_job.versions and one_job.seeds)
@@ -83,11 +93,16 @@ async def test_the_uplinks_of_two_nodes_add_up(
     assert both.root == alone.root != ""
     sizes = [end - start for start, end in map(both.header.chunk_range, range(both.num_ready))]
     assert came == {first: sum(sizes[::2]), second: sum(sizes[1::2])}
-    dtype = torch.bfloat16
+    dtype = DTYPES[engine]
     expected = AutoModelForCausalLM.from_pretrained(llama).state_dict()
     for entry, data in both.tensors():
         found = torch.frombuffer(data, dtype=dtype).view(entry.shape)
         assert torch.equal(found, expected[entry.name].to(dtype)), entry.name
+    canary, rounded = both.header.canary, AutoModelForCausalLM.from_pretrained(llama)
+    rounded.load_state_dict({name: value.to(dtype) for name, value in expected.items()})
+    verdict = CanaryRule().verdict(canary, scores_of(rounded, canary))
+    assert verdict.difference < 1e-5
+    assert (canary.noise > 1e-3) == (engine == "bfloat16")
 
 
 def snapshot(step: int, *, shape: tuple[int, ...] = (8, 1024)) -> WeightCopy:
@@ -95,7 +110,7 @@ def snapshot(step: int, *, shape: tuple[int, ...] = (8, 1024)) -> WeightCopy:
     tensors = TensorQueue()
     tensors.put("a", torch.ones(shape))
     tensors.end()
-    return WeightCopy(step, entries, num_bytes, (), (), (), tensors)
+    return WeightCopy(step, entries, num_bytes, (), NO_CANARY, tensors)
 
 
 @pytest.fixture

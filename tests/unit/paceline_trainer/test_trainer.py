@@ -250,7 +250,9 @@ async def test_published_weights_can_be_pulled(
     assert staging.header.chunk_bytes == (told or MIN_CHUNK_BYTES)
     assert staging.header.step == 4
     assert staging.root == one_job.digests[4]
-    assert len(staging.header.canary_logprobs) == len(staging.header.canary_tokens) - 1
+    sequences = staging.header.canary.sequences
+    assert sequences
+    assert all(len(each.logprobs) == len(each.tokens) - 1 for each in sequences)
 
 
 async def test_a_new_incarnation_goes_on_from_the_checkpoint(one_job: Any, make: Make) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +25,7 @@ from paceline_rollout.engines.torch.scheduler import Scheduler
 from paceline_rollout.engines.torch.weights import DTYPES, Weights
 
 Command = Callable[[], None]
+Result = TypeVar("Result")
 log = Log("engine")
 
 
@@ -126,12 +127,11 @@ class TorchEngine:
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs of tokens[1:] at temperature 1 under the active version."""
-        done: Future[list[float]] = Future()
-        done.set_running_or_notify_cancel()
-        self._enqueue(
-            partial(_set_result, done, partial(self._started_scheduler.score, tuple(tokens)))
-        )
-        return await asyncio.wrap_future(done)
+        return await self._computed(partial(self._started_scheduler.score, tuple(tokens)))
+
+    async def unequal(self, snapshot: Any) -> list[str]:
+        """The names of tensors whose bytes are not those of the snapshot."""
+        return await self._computed(partial(self._started_scheduler.unequal, snapshot))
 
     def status(self) -> EngineStatus:
         """Current counters."""
@@ -168,6 +168,13 @@ class TorchEngine:
         if self._scheduler is None:
             raise UnavailableError("the engine has not started")
         return self._scheduler
+
+    async def _computed(self, compute: Callable[[], Result]) -> Result:
+        """The result of work in the thread that computes; raises what it raises."""
+        done: Future[Result] = Future()
+        done.set_running_or_notify_cancel()
+        self._enqueue(partial(_set_result, done, compute))
+        return await asyncio.wrap_future(done)
 
     def _enqueue(self, command: Command) -> None:
         with self._wake:
@@ -287,7 +294,7 @@ class TorchEngine:
         )
 
 
-def _set_result(done: Future[list[float]], compute: Callable[[], list[float]]) -> None:
+def _set_result(done: Future[Result], compute: Callable[[], Result]) -> None:
     try:
         done.set_result(compute())
     except Exception as error:  # the supervisor boundary of one command: its awaiter raises it

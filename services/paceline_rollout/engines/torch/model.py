@@ -68,6 +68,10 @@ class TorchModel(ForwardPasses):
         """Prepare a snapshot for `exchange`; see `ModelTensors.prepare`."""
         return self._tensors.prepare(snapshot)
 
+    def unequal(self, snapshot: WeightSnapshot) -> list[str]:
+        """Which tensors are others; see `ModelTensors.unequal`."""
+        return self._tensors.unequal(snapshot)
+
     def exchange(self, weights: Weights) -> None:
         """Replace the weights; see `ModelTensors.exchange`."""
         self._tensors.exchange(weights)

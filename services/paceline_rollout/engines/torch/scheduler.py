@@ -189,6 +189,10 @@ class Scheduler:
         """Log-probs of tokens[1:] under the active version."""
         return self._policy.score(tokens)
 
+    def unequal(self, snapshot: WeightSnapshot) -> list[str]:
+        """The names of tensors that are not those of a snapshot."""
+        return self._policy.unequal(snapshot)
+
     # swapping -------------------------------------------------------------------------------
 
     def _swap_due(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,18 +57,8 @@ class ModelTensors:
         Raises:
             InvalidError: a tensor is unknown, has another shape, or is missing.
         """
-        in_memory = snapshot.header.names == "memory"
-        sent = list(snapshot.tensors())
-        check_layout(
-            (entry for entry, _ in sent),
-            snapshot.header.tied,
-            shapes=self._shapes if in_memory else self._names.shapes,
-            required=self._required if in_memory else self._names.required,
-        )
-        tensors = {entry.name: _tensor(entry, data) for entry, data in sent}
-        tensors |= {name: tensors[same_as] for name, same_as in snapshot.header.tied}
         values: dict[int, tuple[Tensor, Tensor]] = {}
-        for name, value in tensors.items() if in_memory else self._names.all_to_memory(tensors):
+        for name, value in self._values(snapshot):
             target = self._tensors[name]
             if id(target) not in values:  # a tied one has several names
                 values[id(target)] = target, torch.empty_like(target).copy_(value)
@@ -95,9 +85,39 @@ class ModelTensors:
             raise PacelineError(f"version {version} cannot be activated: {error}") from error
         weights.values, weights.forwards = values, forwards
 
+    @torch.inference_mode()
+    def unequal(self, snapshot: WeightSnapshot) -> list[str]:
+        """The names of the model's tensors that a snapshot has otherwise."""
+        return [
+            name
+            for name, value in self._values(snapshot)
+            if not _same_bytes(self._tensors[name], value)
+        ]
+
+    def _values(self, snapshot: WeightSnapshot) -> Iterator[tuple[str, Tensor]]:
+        """By name in memory, also names of tied tensors; those that are converted one by one."""
+        in_memory = snapshot.header.names == "memory"
+        sent = list(snapshot.tensors())
+        check_layout(
+            (entry for entry, _ in sent),
+            snapshot.header.tied,
+            shapes=self._shapes if in_memory else self._names.shapes,
+            required=self._required if in_memory else self._names.required,
+        )
+        tensors = {entry.name: _tensor(entry, data) for entry, data in sent}
+        tensors |= {name: tensors[same_as] for name, same_as in snapshot.header.tied}
+        yield from tensors.items() if in_memory else self._names.all_to_memory(tensors)
+
 
 def _tensor(entry: TensorSpec, data: memoryview) -> Tensor:
     return torch.frombuffer(data, dtype=DTYPES[entry.dtype]).view(entry.shape)
+
+
+def _same_bytes(own: Tensor, sent: Tensor) -> bool:
+    expected = sent.to(own.dtype)
+    # As integers, because NaN is not equal to itself.
+    own_bytes = own.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return torch.equal(own_bytes, expected.contiguous().view(-1).view(torch.uint8))
 
 
 def _assign(

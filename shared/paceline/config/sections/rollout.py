@@ -14,6 +14,11 @@ Threads = Literal["auto"] | Annotated[int, Field(gt=0, le=1024)]
 share."""
 
 
+CANARY_RATIO = 2.0
+"""Correct engines stay below 1.2 times the noise, wrong names, orders and shards above 2.1."""
+CANARY_FLOOR = 2e-4
+
+
 class ReplicaBounds(StrictModel):
     """Bounds for the number of rollout workers of a scaled job."""
 
@@ -21,6 +26,19 @@ class ReplicaBounds(StrictModel):
     """Fewest rollout workers."""
     max_replicas: int = Field(gt=0, le=10_000)
     """Most rollout workers."""
+
+
+class CanarySpec(StrictModel):
+    """What an engine's log-probs of the canary may differ from the trainer's; see docs/weights.md.
+
+    Differences are trimmed: the root mean square without the largest 5 %.
+    """
+
+    ratio: float = Field(default=CANARY_RATIO, gt=0.0, le=1000.0)
+    """Largest allowed difference, in units of the noise that the trainer measures for the
+    precision of `model.dtype`."""
+    floor: float = Field(default=CANARY_FLOOR, ge=0.0, le=1.0)
+    """Nats that are allowed in any case, as float32 has next to no noise."""
 
 
 class RolloutSpec(StrictModel):
@@ -40,6 +58,7 @@ class RolloutSpec(StrictModel):
     """Concurrent requests per engine; further ones wait."""
     threads: Threads = "auto"
     """Threads of an engine that computes on a CPU."""
+    canary: CanarySpec = CanarySpec()
+    """The check of weights that an engine has loaded."""
     canary_tolerance: float | None = Field(default=None, gt=0.0, le=1000.0)
-    """Largest allowed difference of canary log-probs between trainer and engine; if not set, 0.05
-    in float32 and 1 in bfloat16."""
+    """Deprecated and without effect: `canary` has what is allowed."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paceline.errors import IntegrityError, InvalidError
 from paceline.plugins import NameKind
 from paceline.v1 import weights_pb2 as pb
+from paceline.weights.canary import NO_CANARY, Canary, CanarySequence
 from paceline.weights.cost import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, best_num_chunks
 
 ALIGNMENT = 64
@@ -60,10 +61,19 @@ class SnapshotHeader:
     chunk_bytes: int
     tensors: tuple[TensorEntry, ...]
     tied: tuple[tuple[str, str], ...] = ()  # (name, same_as)
-    canary_tokens: tuple[int, ...] = ()
-    canary_logprobs: tuple[float, ...] = ()  # of tokens[1:], temperature 1
+    canary: Canary = NO_CANARY
     frozen_bytes: int = 0  # the first bytes, which are the same in all versions of the job
     names: NameKind = "memory"  # of tensors
+
+    @property
+    def canary_tokens(self) -> tuple[int, ...]:
+        """Empty: for engines that ask, as they did before headers had `canary`."""
+        return ()
+
+    @property
+    def canary_logprobs(self) -> tuple[float, ...]:
+        """Empty, as `canary_tokens`."""
+        return ()
 
     @property
     def num_chunks(self) -> int:
@@ -135,7 +145,7 @@ def header_to_proto(header: SnapshotHeader) -> pb.SnapshotHeader:
             for t in header.tensors
         ],
         tied=[pb.TiedTensor(name=name, same_as=same_as) for name, same_as in header.tied],
-        canary=pb.Canary(tokens=header.canary_tokens, logprobs=header.canary_logprobs),
+        canary=_canary_to_proto(header.canary),
         frozen_bytes=header.frozen_bytes,
         names="" if header.names == "memory" else header.names,
     )
@@ -166,8 +176,7 @@ def header_from_proto(message: pb.SnapshotHeader) -> SnapshotHeader:
         chunk_bytes=message.chunk_bytes,
         tensors=tuple(_entry_from(entry, message.num_bytes) for entry in message.tensors),
         tied=tuple((pair.name, pair.same_as) for pair in message.tied),
-        canary_tokens=tuple(message.canary.tokens),
-        canary_logprobs=tuple(message.canary.logprobs),
+        canary=_canary_from_proto(message.canary),
         frozen_bytes=message.frozen_bytes,
         names=_NAMES[message.names],
     )
@@ -176,6 +185,23 @@ def header_from_proto(message: pb.SnapshotHeader) -> SnapshotHeader:
             f"weights: header says {message.num_chunks} chunks; its sizes give {header.num_chunks}"
         )
     return header
+
+
+def _canary_to_proto(canary: Canary) -> pb.Canary:
+    return pb.Canary(
+        sequences=[
+            pb.CanarySequence(tokens=s.tokens, logprobs=s.logprobs) for s in canary.sequences
+        ],
+        noise=canary.noise,
+        recipe=canary.recipe,
+    )
+
+
+def _canary_from_proto(message: pb.Canary) -> Canary:
+    sequences = [CanarySequence(tuple(s.tokens), tuple(s.logprobs)) for s in message.sequences]
+    canary = Canary(tuple(sequences), message.noise, message.recipe)
+    canary.check()
+    return canary
 
 
 def _entry_from(message: pb.TensorEntry, total: int) -> TensorEntry:

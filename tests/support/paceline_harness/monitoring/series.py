@@ -8,7 +8,7 @@ from itertools import product
 from paceline.telemetry.metric_names import NAMES, VALUES
 from paceline.telemetry.metrics import Metrics
 
-MOST_SERIES = 40
+MOST_SERIES = 41
 """Of one worker."""
 
 Choices = Mapping[str, tuple[str, ...]]
@@ -69,6 +69,7 @@ SAYS: dict[str, dict[str, Choices]] = {
         "weights_age": {},
         "token_age": {},
         "weight_version": {"state": ("held", "active")},
+        "weight_canary_ratio": {},
     },
     "trainer": {
         **EVERY,

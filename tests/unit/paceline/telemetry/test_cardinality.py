@@ -26,7 +26,7 @@ WORKERS = {"rollout": 700, "trainer": 100, "environment": 150, "reward": 50}
 
 
 @pytest.mark.parametrize("kind", SAYS)
-def test_a_worker_has_at_most_forty_series(kind: str) -> None:
+def test_a_worker_has_a_bounded_number_of_series(kind: str) -> None:
     """A worker with every possible series."""
     assert num_series(worst(kind, "job-0")) <= MOST_SERIES
     wanted = {name for name, spec in NAMES.items() if kind in spec.services}
@@ -98,7 +98,7 @@ def test_a_thousand_workers_of_a_hundred_jobs() -> None:
     scaled(controller, JOBS)
     assert num_series(experience) <= 110 * len(JOBS)
     assert num_series(controller) <= 10 * len(JOBS)
-    assert workers + num_series(experience) + num_series(controller) < 51_000
+    assert workers + num_series(experience) + num_series(controller) < 52_000
 
 
 def scaled(metrics: Metrics, jobs: list[str]) -> GaugeSet:

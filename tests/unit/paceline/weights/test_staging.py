@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import IntegrityError, InvalidError, StateError
 from paceline.weights import SnapshotHeader, Staging, choose_chunk_bytes, plan
+from paceline.weights.canary import Canary, CanarySequence
 from paceline.weights.cost import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from paceline.weights.snapshot.manifest import ITEM_BYTES
 from paceline.weights.snapshot.memory import SharedMemoryPool
@@ -45,8 +46,7 @@ def make_header(
         chunk_bytes=chunk_bytes,
         tensors=entries,
         tied=(("lm_head.weight", "t0"),),
-        canary_tokens=(1, 2, 3),
-        canary_logprobs=(-0.5, -1.25),
+        canary=Canary((CanarySequence((1, 2, 3), (-0.5, -1.25)),), 0.0625, "bfloat16"),
     )
 
 

@@ -1,0 +1,75 @@
+"""Engines that compute something else than the trainer: a little, or too much."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from paceline.plugins import (
+    Engine,
+    EngineFactory,
+    EngineOutput,
+    EngineRequest,
+    EngineStatus,
+    ProvesWeights,
+    WeightSnapshot,
+    registry,
+)
+
+
+class Inexact:
+    """The torch engine with noise on its log-probs, or a fault in the weights that it reads."""
+
+    def __init__(self, *, noise: float = 0.0, fault: str = "", **arguments: Any) -> None:
+        """`noise`: its standard deviation, in units of the noise that the trainer measures."""
+        make: EngineFactory = registry.find("engines", "torch")
+        self._inner: Engine = make(**arguments)
+        self._times = noise
+        self._fault = fault
+        self._deviation = 0.0
+        self._chance = random.Random(0)
+
+    async def start(self) -> None:
+        await self._inner.start()
+
+    def submit(self, batch: Sequence[EngineRequest]) -> None:
+        self._inner.submit(batch)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._inner.abort(request_ids)
+
+    async def emissions(self) -> AsyncIterator[list[EngineOutput]]:
+        async for batch in self._inner.emissions():
+            yield [replace(each, logprobs=tuple(self._noisy(each.logprobs))) for each in batch]
+
+    async def load(self, snapshot: WeightSnapshot, activation: str) -> None:
+        header: Any = snapshot.header
+        self._deviation = self._times * header.canary.noise
+        await self._inner.load(self._read(snapshot), activation)
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        return self._noisy(await self._inner.score(tokens))
+
+    async def unequal(self, snapshot: WeightSnapshot) -> list[str]:
+        assert isinstance(self._inner, ProvesWeights)
+        return await self._inner.unequal(snapshot)
+
+    def status(self) -> EngineStatus:
+        return self._inner.status()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def _noisy(self, logprobs: Sequence[float]) -> list[float]:
+        return [min(x + self._chance.gauss(0.0, self._deviation), 0.0) for x in logprobs]
+
+    def _read(self, snapshot: WeightSnapshot) -> WeightSnapshot:
+        if not self._fault:
+            return snapshot
+        from paceline_harness.models.corruptions import corrupted
+
+        wrong = corrupted(snapshot, self._fault, seed=0)
+        assert wrong is not None, self._fault
+        return wrong
