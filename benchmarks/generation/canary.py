@@ -100,7 +100,9 @@ def publications(path: Path, num: int, group: RankGroup) -> Iterator[Staging]:
         copy = snapshotter.begin(step)
         snapshotter.gather(copy)
         layout = (copy.num_bytes, 1 << 16, copy.entries, copy.tied, copy.canary)
-        staging = Staging(SnapshotHeader("bench", step, step, step - 1, -1, 1, *layout))
+        staging = Staging(
+            SnapshotHeader("bench", step, step, step - 1, -1, 1, *layout, names="checkpoint")
+        )
         fill(staging, copy.tensors)
         yield staging
         walk(policy, chance)

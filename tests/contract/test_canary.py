@@ -30,7 +30,7 @@ def published(folder: Path, group: RankGroup, dtype: str = "bfloat16") -> Stagin
     copy = snapshotter.begin(0)
     snapshotter.gather(copy)
     layout = (copy.num_bytes, 4096, copy.entries, copy.tied, copy.canary)
-    staging = Staging(SnapshotHeader("j", 0, 0, -1, -1, 1, *layout))
+    staging = Staging(SnapshotHeader("j", 0, 0, -1, -1, 1, *layout, names="checkpoint"))
     fill(staging, copy.tensors)
     return staging
 

@@ -43,8 +43,7 @@ def published(snapshotter: Snapshotter, step: int = 4) -> Staging:
         chunk_bytes=4096,
         tensors=copy.entries,
         tied=copy.tied,
-        canary_tokens=copy.canary_tokens,
-        canary_logprobs=copy.canary_logprobs,
+        canary=copy.canary,
         frozen_bytes=copy.frozen_bytes,
         names="checkpoint",
     )
@@ -68,8 +67,8 @@ def check_engine(folder: Path, policy: PolicyModel, snapshot: WeightSnapshot) ->
     with torch.no_grad():
         expected = policy(ids, None, torch.arange(23), ids[0, 1:], 1.0).logprobs.tolist()
     assert engine.score(ids[0].tolist()) == pytest.approx(expected, abs=TOLERANCE)
-    canary = list(snapshot.header.canary_tokens)
-    assert engine.score(canary) == pytest.approx(snapshot.header.canary_logprobs, abs=TOLERANCE)
+    for each in snapshot.header.canary.sequences:
+        assert engine.score(list(each.tokens)) == pytest.approx(each.logprobs, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

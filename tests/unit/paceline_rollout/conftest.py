@@ -74,7 +74,9 @@ def make_model(kind: str = "llama", seed: int = 0) -> Any:
 
 def make_snapshot(model: Any, version: int = 0, canary: Sequence[int] = (1, 2, 3)) -> Staging:
     """The model's weights as a trainer would publish them."""
-    named: dict[str, torch.Tensor] = dict(model.named_parameters())
+    saved = model.state_dict().keys()
+    alone = [*model.named_parameters(), *model.named_buffers()]  # tied ones once
+    named: dict[str, torch.Tensor] = {name: value for name, value in alone if name in saved}
     entries, num_bytes = plan([(n, "float32", tuple(p.shape)) for n, p in named.items()])
     with torch.no_grad():
         logits = model(torch.tensor([list(canary)])).logits[0, :-1]

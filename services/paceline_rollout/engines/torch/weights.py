@@ -44,7 +44,8 @@ class ModelTensors:
         ]
         self._tensors = {name: tensor for name, tensor in named if name in persistent}
         self._shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
-        self._required = frozenset(name for name, _ in model.named_parameters())
+        alone = [*model.named_parameters(), *model.named_buffers()]  # tied ones once
+        self._required = frozenset(name for name, _ in alone if name in persistent)
         self._packed = packed
         self._names = names
 
