@@ -10,7 +10,7 @@ from paceline.plugins import EngineOutput
 from paceline.types import VersionRun
 
 MAX_ACCEPTED = 64  # remembered; engines emit no tokens of versions that are much older
-REFUSED = "the worker's weights are wrong; resume on another worker"
+REFUSED = "weights are wrong, or were replaced before they were checked; resume on another worker"
 
 
 class Probation:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 from paceline import wire
 from paceline.config import JobSpec
 from paceline.config.service import TlsSettings
-from paceline.errors import DeadlineError, MisfitError, PacelineError, StateError
+from paceline.errors import (
+    DeadlineError,
+    MisfitError,
+    PacelineError,
+    StateError,
+    UnavailableError,
+)
 from paceline.plugins import Engine, ProvesWeights, WeightSnapshot
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
@@ -210,8 +216,7 @@ class WeightUpdater:
         """What the canary, and now and then the bytes, say of the weights that are loaded."""
         header = staging.header
         scored = [await self._engine.score(each.tokens) for each in header.canary.sequences]
-        if self._engine.status().version != header.version:
-            raise StateError(f"version {header.version} was replaced before its canary ran")
+        self._check_active(header.version)
         verdict = self._rule.verdict(header.canary, scored)
         self._metrics.set("weight_canary_ratio", verdict.ratio, job=self._job_id)
         if verdict.accepted and verdict.ratio > HIGH_RATIO:
@@ -220,13 +225,20 @@ class WeightUpdater:
             return verdict
         return await self._prove(staging, verdict)
 
+    def _check_active(self, version: int) -> None:
+        """Raises if what the engine said is not of this version."""
+        active = self._engine.status().version
+        if active > version:
+            raise StateError(f"version {version} was replaced before it was checked")
+        if active < version:
+            raise UnavailableError(f"the engine lost version {version} before it was checked")
+
     async def _prove(self, staging: Staging, verdict: CanaryVerdict) -> CanaryVerdict:
         """The verdict with the tensors that the engine has otherwise, if it can tell."""
         if not isinstance(self._engine, ProvesWeights):
             return verdict
         unequal = await self._engine.unequal(_loadable(staging))
-        if self._engine.status().version != staging.header.version:
-            raise StateError(f"version {staging.header.version} was replaced before its proof")
+        self._check_active(staging.header.version)
         if not unequal:
             self._proved = staging.header.version
         return replace(verdict, unequal=tuple(unequal))

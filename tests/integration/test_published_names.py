@@ -16,6 +16,7 @@ from paceline.plugins import WeightSnapshot
 from paceline.testing.engines import snapshot as snapshot_of
 from paceline.weights import SnapshotHeader, Staging
 from paceline.weights.adapters import MergedSnapshot
+from paceline.weights.canary import Canary
 from paceline_harness.models.families import CONVERTED, save_family
 from paceline_rollout.engines.sglang.layout import Layout
 from paceline_rollout.engines.torch.model import TorchModel
@@ -59,7 +60,9 @@ def tensors_of(snapshot: WeightSnapshot) -> dict[str, torch.Tensor]:
     }
 
 
-def check_engine(folder: Path, policy: PolicyModel, snapshot: WeightSnapshot) -> None:
+def check_engine(
+    folder: Path, policy: PolicyModel, snapshot: WeightSnapshot, canary: Canary
+) -> None:
     """The torch engine, with these weights, has the log-probs of the trainer."""
     engine = TorchModel(model_dir=folder, max_context=64, device="cpu", dtype="float32")
     engine.exchange(engine.prepare(snapshot))
@@ -67,7 +70,7 @@ def check_engine(folder: Path, policy: PolicyModel, snapshot: WeightSnapshot) ->
     with torch.no_grad():
         expected = policy(ids, None, torch.arange(23), ids[0, 1:], 1.0).logprobs.tolist()
     assert engine.score(ids[0].tolist()) == pytest.approx(expected, abs=TOLERANCE)
-    for each in snapshot.header.canary.sequences:
+    for each in canary.sequences:
         assert engine.score(list(each.tokens)) == pytest.approx(each.logprobs, abs=TOLERANCE)
 
 
@@ -83,7 +86,7 @@ def test_an_engine_computes_with_what_a_trainer_publishes(
     assert sent.keys() == saved.keys()
     assert all(torch.equal(sent[name], value) for name, value in saved.items())
     Layout(folder).check(staging)
-    check_engine(folder, policy, staging)
+    check_engine(folder, policy, staging, staging.header.canary)
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -101,7 +104,7 @@ def test_a_model_with_experts_and_adapters(tmp_path: Path, group: RankGroup, mer
         snapshot = MergedSnapshot(staging) if staging.header.has_adapters else staging
         assert staging.header.has_adapters != merge
         Layout(folder).check(snapshot)
-        check_engine(folder, policy, snapshot)
+        check_engine(folder, policy, snapshot, staging.header.canary)
         loaded = tensors_of(snapshot)
         changed = {name for name in saved if not torch.equal(loaded[name], saved[name])}
         assert changed == {name for name in saved if ".self_attn." in name and "_proj." in name}

@@ -18,6 +18,11 @@ _FILES = ("config.json", "generation_config.json")
 _TORCH = "torch"
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Of experts, which are no linear layers: one tensor has those of all experts of a layer.
+# Of configurations with layers, or experts for all tokens, that are linear layers.
+_DENSE = (
+    *("first_k_dense_replace", "mlp_only_layers"),
+    *("n_shared_experts", "shared_expert_intermediate_size"),
+)
 _OF_EXPERTS = {"experts", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"}
 
 
@@ -73,10 +78,11 @@ def _lora_problems(declared: Mapping[str, Any], lora: LoraSpec | None) -> Iterat
     num = max((n for key in _EXPERTS if type(n := declared.get(key)) is int), default=0)
     if lora is None or num < 2:
         return
+    has_dense = any(map(declared.get, _DENSE))  # then these names are of linear layers too
     for name in lora.target_modules:
         *owners, last = name.split(".")
         shared = any("shared" in owner for owner in owners)
-        if name == "all-linear" or (last in _OF_EXPERTS and not shared):
+        if name == "all-linear" or (last in _OF_EXPERTS and not shared and not has_dense):
             yield (
                 f"trainer.lora.target_modules: {shown(name)}: experts cannot have adapters, and "
                 f"config.json says that the model has {num}; allowed are linear layers beside "

@@ -24,6 +24,8 @@ _MAX_PROCESSES = 4
 _MAX_KNOWN = 1024  # models
 _WRONG = "model.path: tokenizer.json: its process gave a wrong answer"
 _GREETING = Observation(messages=(Message("user", "Hello"),), text="Hello")
+# What files with other contents than expected raise, wherever they are read or rendered.
+_OF_FILES = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError)
 _ADD = {
     "type": "function",
     "function": {"name": "add", "description": "The sum.", "parameters": {"type": "object"}},
@@ -72,12 +74,32 @@ class ModelTrial:
             self._known.move_to_end(name)
             return
         if self._settings.run_in == "in_process":
-            await asyncio.to_thread(_try_here, files, _OBSERVATIONS[replies])
+            await self._try_here(files, _OBSERVATIONS[replies])
         else:
             await self._try_in_turn(files, tenant, _OBSERVATIONS[replies])
         self._known[name] = None
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
+
+    async def _try_here(
+        self, files: Mapping[str, bytes], observations: Sequence[Observation]
+    ) -> None:
+        """In a thread, which cannot be ended: those that hang keep their slots."""
+        try:
+            async with asyncio.timeout(_QUEUE_TIMEOUT_S):
+                await self._processes.acquire()
+        except TimeoutError:
+            raise BusyError("model.path: many models are being tried; try again") from None
+        trial = asyncio.ensure_future(asyncio.to_thread(_play, files, observations))
+        trial.add_done_callback(lambda _: self._processes.release())
+        try:
+            async with asyncio.timeout(self._settings.load_s):
+                await asyncio.shield(trial)
+        except TimeoutError:
+            raise ConfigError(
+                "model.path: tokenizer and chat template take more than "
+                f"{self._settings.load_s:g} s for a dialogue"
+            ) from None
 
     async def _try_in_turn(
         self, files: Mapping[str, bytes], tenant: str, observations: Sequence[Observation]
@@ -107,7 +129,7 @@ class ModelTrial:
             await process.kill()
 
 
-def _try_here(files: Mapping[str, bytes], observations: Sequence[Observation]) -> None:
+def _play(files: Mapping[str, bytes], observations: Sequence[Observation]) -> None:
     async def read() -> Mapping[str, bytes]:
         return files
 
@@ -122,6 +144,9 @@ def _try_here(files: Mapping[str, bytes], observations: Sequence[Observation]) -
         asyncio.run(hold())
     except InvalidError as error:
         raise ConfigError(error.message) from None
+    except _OF_FILES as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"model.path: tokenizer or chat template: {what}") from error
 
 
 class _Asked:

@@ -164,24 +164,33 @@ class ForkServer:
 
 
 def launch_shared(
-    modules: Sequence[str], *, path: str, output: Path, environment: Mapping[str, str]
+    modules: Sequence[str],
+    *,
+    path: str,
+    output: Path,
+    environment: Mapping[str, str],
+    owner: int,
 ) -> subprocess.Popen[bytes]:
-    """Start a fork server at this socket; it ends with the process that calls this."""
+    """Start a fork server at this socket; it ends with the process `owner`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         os.chmod(path, 0o600)
         listener.listen(128)
-        return _launched(modules, listener, output, environment)
+        return _launched(modules, listener, output, environment, owner)
 
 
 def _launched(
-    modules: Sequence[str], control: socket.socket, output: Path, environment: Mapping[str, str]
+    modules: Sequence[str],
+    control: socket.socket,
+    output: Path,
+    environment: Mapping[str, str],
+    owner: int = 0,
 ) -> subprocess.Popen[bytes]:
     name = "paceline.local.fork_server_process"
     with output.open("ab") as out:
         return subprocess.Popen(
             # The last argument makes room for the command lines of the forks.
-            [sys.executable, "-P", "-m", name, *modules, "-" * LONGEST_COMMAND],
+            [sys.executable, "-P", "-m", name, str(owner), *modules, "-" * LONGEST_COMMAND],
             stdin=control.fileno(),
             stdout=out,
             stderr=subprocess.STDOUT,

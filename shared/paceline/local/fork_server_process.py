@@ -1,4 +1,4 @@
-"""The process of a fork server: `python -P -m paceline.local.fork_server_process MODULE… PADDING`.
+"""A fork server: `python -P -m paceline.local.fork_server_process OWNER MODULE… PADDING`.
 
 Standard input is the control socket, or listens for several; messages are JSON, one per packet:
 
@@ -7,7 +7,7 @@ Standard input is the control socket, or listens for several; messages are JSON,
     from it  {"pid": …} of the fork or {"refused": why}, and {"ended": pid, "code": …} when one has
              ended
 
-It ends with the control socket or, if it listens, with its parent; its forks do not.
+It ends with the control socket or, if it listens, with the process OWNER; its forks do not.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def main() -> None:
     control = socket.socket(fileno=os.dup(0))
     _to_null()
     before = dict(os.environ)
-    for module in sys.argv[1:-1]:
+    for module in sys.argv[2:-1]:
         importlib.import_module(module)
     if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
         sys.exit("an import has started a thread, which a fork would not have")
     gc.collect()
     gc.freeze()  # else each fork would walk, and so copy, all that was imported
     server = os.getpid()
-    request = _Forks(control, before).serve()  # returns in each fork too
+    request = _Forks(control, int(sys.argv[1]), before).serve()  # returns in each fork too
     if request is None:
         os._exit(0)  # to take apart what was imported takes a second
     _run(request, server, before)
@@ -57,19 +57,26 @@ def main() -> None:
 class _Forks:
     """Answers everybody who is connected, until nobody can be any more."""
 
-    def __init__(self, control: socket.socket, environment: Mapping[str, str]) -> None:
-        """`environment`: of this process when it started."""
+    def __init__(self, control: socket.socket, owner: int, environment: Mapping[str, str]) -> None:
+        """`owner`: id of the process that a listening one ends with.
+
+        `environment`: of this process when it started.
+        """
         self._environment = environment
         self._connections: dict[int, socket.socket] = {}
         self._forks: dict[int, tuple[int, socket.socket]] = {}  # pid and who asked, by pidfd
         self._poll = select.poll()
         self._listener: socket.socket | None = None
-        self._parent = -1
+        self._owner = -1
         if control.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            control.setblocking(False)
             self._listener = control
-            self._parent = os.pidfd_open(os.getppid())
+            try:
+                self._owner = os.pidfd_open(owner)
+            except ProcessLookupError:
+                sys.exit("the process that this one is for has ended")
             self._poll.register(control, select.POLLIN)
-            self._poll.register(self._parent, select.POLLIN)
+            self._poll.register(self._owner, select.POLLIN)
         else:
             self._connect(control)
 
@@ -77,12 +84,13 @@ class _Forks:
         """None when nobody is left to serve; in a fork, what it is to run."""
         while self._connections or self._listener is not None:
             for descriptor, _ in self._poll.poll():
-                if descriptor == self._parent:
+                if descriptor == self._owner:
                     return None
                 if descriptor in self._forks:
                     self._ended(descriptor)
                 elif self._listener is not None and descriptor == self._listener.fileno():
-                    self._connect(self._listener.accept()[0])
+                    with suppress(BlockingIOError):  # who asked has gone
+                        self._connect(self._listener.accept()[0])
                 elif (connection := self._connections.get(descriptor)) is not None:
                     request = self._answer(connection)
                     if request is not None:
@@ -97,7 +105,11 @@ class _Forks:
     def _answer(self, connection: socket.socket) -> dict[str, Any] | None:
         """Fork for a request; returns it in the fork only."""
         try:
-            packet, descriptors, _, _ = socket.recv_fds(connection, MAX_PACKET, 1)
+            packet, descriptors, _, _ = socket.recv_fds(
+                connection, MAX_PACKET, 1, socket.MSG_DONTWAIT
+            )
+        except BlockingIOError:  # the descriptor was that of another connection meanwhile
+            return None
         except ConnectionError:
             packet, descriptors = b"", []
         if not packet:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.config.sections.rollout import CANARY_FLOOR, CANARY_RATIO
-from paceline.errors import IntegrityError
+from paceline.errors import IntegrityError, MisfitError
 
 NAMED = 4  # tensors, in a reason
 TRIMMED = 0.05  # of the differences, the largest
@@ -62,12 +62,12 @@ class CanaryRule:
         """The verdict on an engine's log-probs, those of `tokens[1:]` of each sequence.
 
         Raises:
-            IntegrityError: an engine returns another number of log-probs.
+            MisfitError: an engine returns another number of log-probs.
         """
         differences: list[float] = []
         for sequence, logprobs in zip(canary.sequences, scored, strict=True):
             if len(logprobs) != len(sequence.logprobs):
-                raise IntegrityError(
+                raise MisfitError(
                     f"the engine's score has {len(logprobs)} log-probs for the last "
                     f"{len(sequence.logprobs)} of {len(sequence.tokens)} tokens"
                 )
@@ -87,7 +87,10 @@ class CanaryVerdict:
     @property
     def ratio(self) -> float:
         """The difference in units of the noise, which counts as `floor / rule.ratio` at least."""
-        return self.difference / max(self.noise, self.rule.floor / self.rule.ratio)
+        unit = max(self.noise, self.rule.floor / self.rule.ratio)
+        if unit == 0.0:
+            return 0.0 if self.difference == 0.0 else math.inf
+        return self.difference / unit
 
     @property
     def accepted(self) -> bool:

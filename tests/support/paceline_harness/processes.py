@@ -40,7 +40,9 @@ def share_fork_server(folder: Path) -> None:
             Path(path).unlink(missing_ok=True)
             environment = {**os.environ, **ENVIRONMENT}
             output = folder / "forks.out"
-            launch_shared(PRELOADED, path=path, output=output, environment=environment)
+            # Of several test processes, the first one to need it may not be the last one to end.
+            owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+            launch_shared(PRELOADED, path=path, output=output, environment=environment, owner=owner)
     os.environ[fork_server.SHARED] = path
 
 

@@ -185,6 +185,8 @@ async def test_adapters_of_experts_are_refused(
     [
         ({"num_experts": 4}, ["q_proj", "v_proj"]),
         ({"num_experts": 4}, ["shared_expert.gate_proj"]),
+        ({"num_experts": 4, "shared_expert_intermediate_size": 8}, ["gate_proj", "up_proj"]),
+        ({"n_routed_experts": 4, "first_k_dense_replace": 1}, ["down_proj"]),
         ({"num_experts": 1}, ["all-linear"]),
         ({"num_experts": "four"}, ["all-linear"]),
         ({}, ["gate_proj", "up_proj"]),

@@ -68,3 +68,25 @@ async def test_a_template_is_tried_with_the_replies_of_the_environment(
         return
     with pytest.raises(ConfigError, match=f"^{why}"):
         await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"chat_template": [{"name": "x"}]},
+        {"chat_template": "{{ 'a' * 10 ** 11 }}"},
+        {"chat_template": 7},
+        [],
+    ],
+)
+async def test_files_of_another_form_are_refused_by_name(
+    gateway: Gateway, job: dict[str, Any], config: Any
+) -> None:
+    """Nor is the gateway itself at fault, in whose process they may be read."""
+    files = {"config.json": {}, "tokenizer.json": WORDS, "tokenizer_config.json": config}
+    asked = pb.SubmitJobRequest(
+        spec_json=json.dumps({**job, "tasks": {"environment": "guess_number"}}),
+        files={name: json.dumps(data).encode() for name, data in files.items()},
+    )
+    with pytest.raises(ConfigError, match=r"^model\.path: "):
+        await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)

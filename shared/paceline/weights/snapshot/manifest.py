@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.errors import IntegrityError, InvalidError
 from paceline.plugins import NameKind
@@ -64,6 +64,8 @@ class SnapshotHeader:
     canary: Canary = NO_CANARY
     frozen_bytes: int = 0  # the first bytes, which are the same in all versions of the job
     names: NameKind = "memory"  # of tensors
+    # As it came, because the digest of its sender covers fields of other releases too.
+    received: bytes = field(default=b"", compare=False, repr=False)
 
     @property
     def canary_tokens(self) -> tuple[int, ...]:
@@ -128,6 +130,8 @@ def choose_chunk_bytes(
 
 def header_to_proto(header: SnapshotHeader) -> pb.SnapshotHeader:
     """The header as a message, without its authentication tag."""
+    if header.received:
+        return pb.SnapshotHeader.FromString(header.received)
     return pb.SnapshotHeader(
         job_id=header.job_id,
         version=header.version,
@@ -165,6 +169,9 @@ def header_from_proto(message: pb.SnapshotHeader) -> SnapshotHeader:
             f"weights: header says that tensors have {message.names!r} names; "
             f"allowed: {', '.join(filter(None, _NAMES))}"
         )
+    body = pb.SnapshotHeader()
+    body.CopyFrom(message)
+    body.ClearField("authentication")
     header = SnapshotHeader(
         job_id=message.job_id,
         version=message.version,
@@ -179,6 +186,7 @@ def header_from_proto(message: pb.SnapshotHeader) -> SnapshotHeader:
         canary=_canary_from_proto(message.canary),
         frozen_bytes=message.frozen_bytes,
         names=_NAMES[message.names],
+        received=body.SerializeToString(deterministic=True),
     )
     if header.num_chunks != message.num_chunks:
         raise IntegrityError(

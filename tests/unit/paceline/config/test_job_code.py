@@ -44,8 +44,8 @@ def spec_of(**changes: Any) -> Any:
             "experience.advantage.kind",
             "d3s_episodes, dart_trim",
         ),
-        ({"rollout": {"engine": "evil:f"}}, "rollout.engine.kind", "sglang, simulated"),
-        ({"rollout": {"engine": ":"}}, "rollout.engine.kind", "sglang, simulated"),
+        ({"rollout": {"engine": "evil:f"}}, "rollout.engine.kind", "inexact, sglang"),
+        ({"rollout": {"engine": ":"}}, "rollout.engine.kind", "inexact, sglang"),
     ],
 )
 def test_a_shared_process_imports_no_module_of_a_job(

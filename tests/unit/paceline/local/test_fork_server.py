@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
+from paceline.errors import UnavailableError
 from paceline.local import fork_server
-from paceline.local.fork_server import UNKNOWN_CODE
-from paceline.local.processes import Processes
+from paceline.local.fork_server import SHARED, UNKNOWN_CODE, ForkServer, launch_shared
+from paceline.local.processes import ENVIRONMENT, Processes
 from paceline_harness.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not fork_server.is_useful(), reason="this machine has a GPU")
@@ -45,6 +49,7 @@ SLEEP = "import time; time.sleep(600)"
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Processes]]:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv(SHARED, raising=False)
     every: list[Processes] = []
 
     def one(*preloaded: str, folder: str = "run") -> Processes:
@@ -75,8 +80,14 @@ def wait(processes: Processes, name: str) -> int | None:
 
 
 def servers(under: int) -> list[psutil.Process]:
+    """Those of these tests; the one of all platforms of a test run has other modules."""
     below = psutil.Process(under).children()
-    return [each for each in below if "paceline.local.fork_server_process" in each.cmdline()]
+    return [
+        each
+        for each in below
+        if "paceline.local.fork_server_process" in each.cmdline()
+        and "paceline_trainer.service" not in each.cmdline()
+    ]
 
 
 def test_a_fork_is_like_a_new_process(make: Callable[..., Processes], tmp_path: Path) -> None:
@@ -176,3 +187,77 @@ def test_a_command_that_has_no_room_is_started_as_ever(
     run(processes, tmp_path, "short", SLEEP)
     (server,) = servers(os.getpid())
     assert [child.cmdline()[3] for child in server.children()] == ["short"]
+
+
+@pytest.fixture
+def shared(
+    make: Callable[..., Processes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[psutil.Process]:
+    """A fork server for several owners of processes."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # paths of sockets are short
+    path, output = str(folder / "forks"), tmp_path / "shared.out"
+    environment = {**os.environ, **ENVIRONMENT}
+    server = launch_shared(
+        ["json"], path=path, output=output, environment=environment, owner=os.getpid()
+    )
+    monkeypatch.setenv(SHARED, path)
+    yield psutil.Process(server.pid)
+    server.kill()
+    server.wait()
+    shutil.rmtree(folder)
+
+
+def test_several_owners_share_a_server(
+    shared: psutil.Process, make: Callable[..., Processes], tmp_path: Path
+) -> None:
+    first, second = make("json", folder="first"), make("json", folder="second")
+    for processes, name in ((first, "one"), (second, "two"), (first, "three")):
+        run(processes, tmp_path, name, STATE if name == "three" else SLEEP)
+    assert wait(first, "three") == 0
+    state = json.loads((tmp_path / "first" / "three.out").read_text())
+    assert (state["name"], state["session"], state["files"]) == ("__main__", True, [0, 1, 2])
+    started = {record.pid for processes in (first, second) for record in processes.records()}
+    assert {child.pid for child in shared.children()} == started - {first.records()[-1].pid}
+    first.close()  # the other one's go on, and more can be started
+    assert second.alive("two")
+    run(second, tmp_path, "four", "raise SystemExit(4)")
+    assert wait(second, "four") == 4
+
+
+def test_a_shared_server_makes_no_process_that_would_be_another(
+    shared: psutil.Process,
+    make: Callable[..., Processes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processes = make("json")
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    run(processes, tmp_path, "one", "import os; print(os.getppid())")
+    assert wait(processes, "one") == 0
+    assert (tmp_path / "run/one.out").read_text().strip() == str(os.getpid())
+    server = ForkServer.connect(os.environ[SHARED])
+    environment = {**os.environ, **ENVIRONMENT}
+    for python, why in (("/other/python", "it runs"), (sys.executable, "another PYTHONHASHSEED")):
+        command = [python, "-P", "-m", "one"]
+        with (tmp_path / "out").open("wb") as out, pytest.raises(UnavailableError, match=why):
+            server.start(command, output=out, environment=environment)
+    server.close()
+
+
+def test_a_shared_server_ends_with_its_owner(tmp_path: Path) -> None:
+    """Also if that ends before the imports are done."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    owner = subprocess.Popen([sys.executable, "-c", SLEEP])
+    for connects in (True, False):
+        path = str(folder / str(connects))
+        server = launch_shared(
+            ["json"], path=path, output=tmp_path / "o", environment=os.environ, owner=owner.pid
+        )
+        if connects:
+            assert ForkServer.connect(path).start is not None
+        owner.kill()
+        owner.wait()
+        server.wait(PATIENCE_S)
+        with pytest.raises(UnavailableError, match="no fork server at"):
+            ForkServer.connect(path)
+    shutil.rmtree(folder)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import StateError
 from paceline.files import lock_for_life, read_json, tail, write_json
+from paceline.local.fork_server import SHARED
 from paceline.local.ports import PORTS, PortSlots, are_free, free_port, is_free
 from paceline.local.processes import Processes, summarise
 from paceline.server.failures import describe
@@ -49,6 +50,7 @@ def processes(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Processes]:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the modules that `start` writes
+    monkeypatch.delenv(SHARED, raising=False)
     made = again(tmp_path, preloaded=["json"] if request.param == "forked" else [])
     yield made
     for record in made.records():

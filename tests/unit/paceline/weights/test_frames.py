@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from paceline.errors import IntegrityError
 from paceline.v1 import weights_pb2 as pb
 from paceline.weights import SnapshotHeader, plan
 from paceline.weights.snapshot.manifest import header_to_proto
+from paceline.weights.snapshot.verification import SnapshotAuthenticator
 from paceline.weights.stream import frames
 from paceline.weights.stream.frames import (
     ChunkFrame,
@@ -136,3 +138,33 @@ def test_a_digest_of_another_length_is_refused() -> None:
         frames.parse(pb.StreamFrame(chunk=head).SerializeToString())
     with pytest.raises(IntegrityError, match="unknown kind"):
         frames.parse(b"")
+
+
+KEY = bytes(range(32))
+
+
+def authenticated(message: pb.SnapshotHeader) -> bytes:
+    """A frame as its sender writes it, whose digest covers every field that the sender knows."""
+    body = message.SerializeToString(deterministic=True)
+    secret = blake3(KEY, derive_key_context="paceline weights v2 header").digest()
+    message.authentication = blake3(body, key=secret).digest()
+    return pb.StreamFrame(header=message).SerializeToString()
+
+
+def test_headers_of_other_releases_are_authentic_and_relayed_as_they_are() -> None:
+    earlier = header_to_proto(HEADER)
+    earlier.ClearField("names")
+    earlier.canary.CopyFrom(pb.Canary(tokens=[1, 2], logprobs=[-0.5]))
+    # A field that this release does not know: number 200, a text.
+    later = pb.SnapshotHeader.FromString(
+        header_to_proto(HEADER).SerializeToString() + b"\xc2\x0c\x03new"
+    )
+    for message in (earlier, later):
+        sent = authenticated(message)
+        frame = frames.parse(sent)
+        assert isinstance(frame, HeaderFrame)
+        SnapshotAuthenticator(frame.header, KEY).check_header(frame.authentication)
+        assert frame.header == HEADER
+        assert frames.header_frame(frame.header, frame.authentication)[4:] == sent
+        with pytest.raises(IntegrityError, match="not authenticated"):
+            SnapshotAuthenticator(frame.header, bytes(32)).check_header(frame.authentication)
