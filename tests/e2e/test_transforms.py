@@ -85,7 +85,7 @@ def test_failed_tasks_are_tried_again_after_solved_examples(
     transform = {"kind": "xrpo_seeds", "examples": 1, "example": "{question}{answer} "}
     job = tiny_job(
         name="seeded",
-        stop={"steps": 6},
+        stop={"steps": 8},
         tasks={
             "environment": "arithmetic",
             "options": {"digits": 1},
@@ -96,6 +96,7 @@ def test_failed_tasks_are_tried_again_after_solved_examples(
         experience={
             "batch_groups": 4,
             "group_size": 2,
+            "max_staleness": 0,  # each step begins with what those before it have solved
             "filters": [],
             "allocator": {"kind": "seeding"},
         },

@@ -18,6 +18,8 @@ _CPU_S = 20
 _DECLARED = (
     *("model_type", "vocab_size", "max_position_embeddings", "layer_types", "eos_token_id"),
     *("num_experts", "num_local_experts", "n_routed_experts", "use_bidirectional_attention"),
+    *("n_shared_experts", "shared_expert_intermediate_size", "first_k_dense_replace"),
+    "mlp_only_layers",
     *("rope_parameters", "rope_scaling", "original_max_position_embeddings"),
     "n_positions",
 )
