@@ -66,7 +66,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 def run(processes: Processes, tmp_path: Path, name: str, code: str, **options: Any) -> None:
     (tmp_path / f"{name}.py").write_text(code)
-    mark = f"/with a blank/{name}.yaml"
+    mark = f"{tmp_path}/with a blank/{name}.yaml"  # of this test: all with a mark are killed
     command = [sys.executable, "-P", "-m", name, mark]
     processes.start(name, command, mark=mark, forked=True, **options)
 
@@ -103,7 +103,7 @@ def test_a_fork_is_like_a_new_process(make: Callable[..., Processes], tmp_path: 
     assert states[0] == states[2]
     assert states[1] == states[3]
     assert states[2]["files"] == [0, 1, 2]
-    assert states[3]["command"][-2:] == ["two", "/with a blank/two.yaml"]
+    assert states[3]["command"][-2:] == ["two", f"{tmp_path}/with a blank/two.yaml"]
 
 
 @pytest.mark.parametrize("code", ENDS)
@@ -178,7 +178,7 @@ def test_a_command_that_has_no_room_is_started_as_ever(
     make: Callable[..., Processes], tmp_path: Path
 ) -> None:
     processes = make("json")
-    mark = "/" + "x" * 2000
+    mark = f"{tmp_path}/" + "x" * 2000
     (tmp_path / "long.py").write_text(STATE)
     command = [sys.executable, "-P", "-m", "long", mark]
     processes.start("long", command, mark=mark, forked=True)
@@ -254,7 +254,7 @@ def test_a_shared_server_ends_with_its_owner(tmp_path: Path) -> None:
             ["json"], path=path, output=tmp_path / "o", environment=os.environ, owner=owner.pid
         )
         if connects:
-            assert ForkServer.connect(path).start is not None
+            ForkServer.connect(path).close()
         owner.kill()
         owner.wait()
         server.wait(PATIENCE_S)
