@@ -23,15 +23,15 @@ import torch
 
 from paceline.plugins import WeightSnapshot
 from paceline.weights.canary import CanaryRule, CanaryVerdict
-from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
 from paceline_harness.models.corruptions import CORRUPTIONS, MODELS, corrupted, save_lively
+from paceline_harness.models.published import staged
 from paceline_rollout.engines.torch.model import TorchModel
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.ranks.rank_info import RankInfo
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.model import PolicyModel, shard
-from paceline_trainer.weights.publish import Snapshotter, fill
+from paceline_trainer.weights.publish import Snapshotter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pipeline import machine
@@ -99,12 +99,7 @@ def publications(path: Path, num: int, group: RankGroup) -> Iterator[Staging]:
     for step in range(num):
         copy = snapshotter.begin(step)
         snapshotter.gather(copy)
-        layout = (copy.num_bytes, 1 << 16, copy.entries, copy.tied, copy.canary)
-        staging = Staging(
-            SnapshotHeader("bench", step, step, step - 1, -1, 1, *layout, names="checkpoint")
-        )
-        fill(staging, copy.tensors)
-        yield staging
+        yield staged(copy)
         walk(policy, chance)
 
 

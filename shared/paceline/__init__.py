@@ -5,8 +5,9 @@ jobs. These names are imported lazily.
 """
 
 import os
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from paceline.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline.client import AsyncClient, Client
@@ -19,18 +20,11 @@ __all__ = ["AsyncClient", "Client", "JobSpec", "__version__"]
 # such a child, and occasionally crash it; gRPC reads this variable when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-_LAZY = {
-    "AsyncClient": "paceline.client",
-    "Client": "paceline.client",
-    "JobSpec": "paceline.config",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "AsyncClient": "paceline.client",
+        "Client": "paceline.client",
+        "JobSpec": "paceline.config",
+    },
+)

@@ -11,14 +11,14 @@ import torch
 
 from paceline.plugins import WeightSnapshot
 from paceline.weights.canary import Canary, CanaryRule, CanaryVerdict
-from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
 from paceline_harness.models.corruptions import CORRUPTIONS, MODELS, corrupted, save_lively
+from paceline_harness.models.published import staged
 from paceline_rollout.engines.torch.model import TorchModel
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.model import shard
-from paceline_trainer.weights.publish import Snapshotter, fill
+from paceline_trainer.weights.publish import Snapshotter
 
 Judge = Callable[[WeightSnapshot], CanaryVerdict]
 
@@ -29,10 +29,7 @@ def published(folder: Path, group: RankGroup, dtype: str = "bfloat16") -> Stagin
     snapshotter = Snapshotter(policy, group, engine_dtype=dtype, dtype=dtype)
     copy = snapshotter.begin(0)
     snapshotter.gather(copy)
-    layout = (copy.num_bytes, 4096, copy.entries, copy.tied, copy.canary)
-    staging = Staging(SnapshotHeader("j", 0, 0, -1, -1, 1, *layout, names="checkpoint"))
-    fill(staging, copy.tensors)
-    return staging
+    return staged(copy)
 
 
 def judge(folder: Path, canary: Canary, dtype: str = "bfloat16") -> Judge:

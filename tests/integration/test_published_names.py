@@ -14,16 +14,17 @@ from paceline.config.job import LoraSpec
 from paceline.errors import InvalidError
 from paceline.plugins import WeightSnapshot
 from paceline.testing.engines import snapshot as snapshot_of
-from paceline.weights import SnapshotHeader, Staging
+from paceline.weights import Staging
 from paceline.weights.adapters import MergedSnapshot
 from paceline.weights.canary import Canary
 from paceline_harness.models.families import CONVERTED, save_family
+from paceline_harness.models.published import staged
 from paceline_rollout.engines.sglang.layout import Layout
 from paceline_rollout.engines.torch.model import TorchModel
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.loading import load_policy, open_policy
 from paceline_trainer.step.model import PolicyModel, shard
-from paceline_trainer.weights.publish import Snapshotter, fill
+from paceline_trainer.weights.publish import Snapshotter
 
 FAMILIES = (*CONVERTED, "llama_tied")
 TOLERANCE = 1e-4
@@ -33,24 +34,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 def published(snapshotter: Snapshotter, step: int = 4) -> Staging:
     copy = snapshotter.begin(step)
     snapshotter.gather(copy)
-    header = SnapshotHeader(
-        job_id="j",
-        version=step,
-        step=step,
-        parent_version=-1,
-        base_version=-1,
-        incarnation=1,
-        num_bytes=copy.num_bytes,
-        chunk_bytes=4096,
-        tensors=copy.entries,
-        tied=copy.tied,
-        canary=copy.canary,
-        frozen_bytes=copy.frozen_bytes,
-        names="checkpoint",
-    )
-    staging = Staging(header)
-    fill(staging, copy.tensors)
-    return staging
+    return staged(copy)
 
 
 def tensors_of(snapshot: WeightSnapshot) -> dict[str, torch.Tensor]:

@@ -64,10 +64,9 @@ class DryRun:
 
     async def _ask(self, child: _Child, spec: JobSpec, data: JobData | None) -> list[str] | int:
         """What is wrong, as `answer_of`, empty: nothing; or the exit code of the fork."""
-        request = {"job": spec.model_dump(mode="json"), "data": data.as_json() if data else None}
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await child.ask(json.dumps(request))
+                answer = await child.ask(request_of(spec, data))
         except TimeoutError:
             await child.kill()
             text = f"were not built within {self._timeout_s:g} s"
@@ -96,6 +95,13 @@ class DryRun:
         """End the children."""
         idle, self._idle = self._idle, []
         await asyncio.gather(*(child.kill() for child in idle))
+
+
+def request_of(spec: JobSpec, data: JobData | None) -> str:
+    """What a child is asked, a line of JSON."""
+    return json.dumps(
+        {"job": spec.model_dump(mode="json"), "data": data.as_json() if data else None}
+    )
 
 
 class _Child:

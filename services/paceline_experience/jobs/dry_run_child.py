@@ -58,16 +58,7 @@ def attempt(line: str) -> list[str]:
     try:
         request = json.loads(line)
         data = JobData.from_json(request["data"]) if request["data"] is not None else None
-        spec = JobSpec.model_validate(request["job"])
-    except (InvalidError, UnavailableError) as error:
-        return answer_of(error)
-    return try_job(spec, data)
-
-
-def try_job(spec: JobSpec, data: JobData | None) -> list[str]:
-    """As `attempt`, of what has been read."""
-    try:
-        try_plugins(spec, data)
+        try_plugins(JobSpec.model_validate(request["job"]), data)
     except (InvalidError, UnavailableError) as error:
         return answer_of(error)
     return []

@@ -32,10 +32,10 @@ from paceline_experience.store.clock import Clock, HeldClock
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.signal import Signal
 from paceline_experience.store.watermarks import Watermarks
+from paceline_experience.tenancy.quotas import JobLimits
 
 if TYPE_CHECKING:
     from paceline_experience.store.store import Store
-from paceline_experience.tenancy.quotas import JobLimits
 
 _SAVE_CLOCK_S = 10.0  # a restart loses at most this much of the job's time
 log = Log("core")

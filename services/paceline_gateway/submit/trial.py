@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from paceline.code.tokenizers.frames import Call, ShowCall, Shown, TextCall
 from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizers
@@ -85,11 +85,8 @@ class ModelTrial:
         self, files: Mapping[str, bytes], observations: Sequence[Observation]
     ) -> None:
         """In a thread, which cannot be ended: those that hang keep their slots."""
-        try:
-            async with asyncio.timeout(_QUEUE_TIMEOUT_S):
-                await self._processes.acquire()
-        except TimeoutError:
-            raise BusyError("model.path: many models are being tried; try again") from None
+        async with _queue():
+            await self._processes.acquire()
         trial = asyncio.ensure_future(asyncio.to_thread(_play, files, observations))
         trial.add_done_callback(lambda _: self._processes.release())
         try:
@@ -105,13 +102,10 @@ class ModelTrial:
         self, files: Mapping[str, bytes], tenant: str, observations: Sequence[Observation]
     ) -> None:
         async with AsyncExitStack() as held:
-            try:
-                async with asyncio.timeout(_QUEUE_TIMEOUT_S):
-                    # One process per tenant, so that one tenant cannot take them all.
-                    await held.enter_async_context(self._tenants.setdefault(tenant, asyncio.Lock()))
-                    await held.enter_async_context(self._processes)
-            except TimeoutError:
-                raise BusyError("model.path: many models are being tried; try again") from None
+            async with _queue():
+                # One process per tenant, so that one tenant cannot take them all.
+                await held.enter_async_context(self._tenants.setdefault(tenant, asyncio.Lock()))
+                await held.enter_async_context(self._processes)
             await self._try(files, observations)
 
     async def _try(self, files: Mapping[str, bytes], observations: Sequence[Observation]) -> None:
@@ -127,6 +121,16 @@ class ModelTrial:
             raise ConfigError(error.message) from None
         finally:
             await process.kill()
+
+
+@asynccontextmanager
+async def _queue() -> AsyncGenerator[None]:
+    """Bounds what is awaited in it, a place among the models that are tried."""
+    try:
+        async with asyncio.timeout(_QUEUE_TIMEOUT_S):
+            yield
+    except TimeoutError:
+        raise BusyError("model.path: many models are being tried; try again") from None
 
 
 def _play(files: Mapping[str, bytes], observations: Sequence[Observation]) -> None:

@@ -3,8 +3,9 @@
 These names are imported lazily: one section of the settings does not need all of the job file.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from paceline.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline.config.job import JobSpec
@@ -27,18 +28,15 @@ __all__ = [
     "resolve_job",
 ]
 
-_LAZY = {
-    "JobSpec": "paceline.config.job",
-    "ServiceSettings": "paceline.config.service",
-    "load_job": "paceline.config.load",
-    "load_settings": "paceline.config.load",
-    "parse_arguments": "paceline.config.load",
-    "parse_job": "paceline.config.load",
-    "resolve_job": "paceline.config.load",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "JobSpec": "paceline.config.job",
+        "ServiceSettings": "paceline.config.service",
+        "load_job": "paceline.config.load",
+        "load_settings": "paceline.config.load",
+        "parse_arguments": "paceline.config.load",
+        "parse_job": "paceline.config.load",
+        "resolve_job": "paceline.config.load",
+    },
+)

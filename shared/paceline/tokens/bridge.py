@@ -105,8 +105,7 @@ def _delta(tokenizer: Tokenizer, step: DialogueStep, view: _View, text: str) -> 
     if RenderedPrefix.of(text[:length]) != step.prefix or not text.startswith(TURN, length):
         _check_kept(_text(tokenizer, step, view.before(step.num_new)), text, view.messages)
     delta = text.rpartition(TURN)[2]
-    new = step.messages[len(step.messages) - step.num_new :]
-    if any(place_of(each.content, delta, 0) is None for each in new):
+    if any(place_of(each.content, delta, 0) is None for each in step.new):
         _check_shown(tokenizer, step, view)
     return delta
 
@@ -154,16 +153,15 @@ def _tokens(tokenizer: Tokenizer, step: DialogueStep, view: _View, delta: str, a
     """Tokens of the bridge, without what the policy has written of it."""
     at(TOKENIZER)
     encoded = tokenizer.continued(delta)
-    new = step.messages[len(step.messages) - step.num_new :]
     tail = step.turn_tail
     if tail and encoded.ids[:1] == [tail[-1]] and tokenizer.is_special(tail[-1]):
-        return encoded.rendered(new, skip=1)
+        return encoded.rendered(step.new, skip=1)
     at(TEMPLATE)
     head = _head(tokenizer, step, view)
     at(TOKENIZER)
     num_before = sum(1 for _, end in encoded.offsets if end <= head)
     written = _num_written(tokenizer, step, view, encoded.ids[:num_before])
-    return encoded.rendered(new, skip=written)
+    return encoded.rendered(step.new, skip=written)
 
 
 def _head(tokenizer: Tokenizer, step: DialogueStep, view: _View) -> int:

@@ -127,7 +127,7 @@ def render_step(
         InvalidError: the template cannot show the dialogue in turns, or not with these tools.
         LimitError: the observation is too long.
     """
-    new = step.messages[len(step.messages) - step.num_new :]
+    new = step.new
     if not tokenizer.chat and (step.offers_tools or any(each.tool_calls for each in new)):
         raise InvalidError(
             "model.path: the model has no chat template, but this environment offers tools or "

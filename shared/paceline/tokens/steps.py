@@ -45,6 +45,11 @@ class DialogueStep:
     now: datetime
     max_bytes: int | None  # of its text
 
+    @property
+    def new(self) -> tuple[Message, ...]:
+        """The messages of the observation."""
+        return self.messages[len(self.messages) - self.num_new :]
+
     def check_size(self, *texts: str) -> None:
         """Raise `LimitError` for texts that are longer together than an observation may be."""
         if self.max_bytes is None:

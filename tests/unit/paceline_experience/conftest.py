@@ -41,8 +41,8 @@ from paceline.weights.route import ChunkSource as Seed
 from paceline_experience.fleet.roster import Roster
 from paceline_experience.fleet.routes import RoutePlanner
 from paceline_experience.jobs.deletion import Deletion
-from paceline_experience.jobs.dry_run import DryRun
-from paceline_experience.jobs.dry_run_child import try_job
+from paceline_experience.jobs.dry_run import DryRun, request_of
+from paceline_experience.jobs.dry_run_child import attempt
 from paceline_experience.jobs.forks.forking import Forking
 from paceline_experience.jobs.history import History, JobMetricRow
 from paceline_experience.jobs.hooks import JobHooks
@@ -286,7 +286,7 @@ class TriedHere(DryRun):
     """Tries plug-ins in this process, as a child would, which takes a second to start."""
 
     async def check(self, spec: JobSpec, data: JobData | None = None) -> None:
-        raise_answer(await asyncio.to_thread(try_job, spec, data))
+        raise_answer(await asyncio.to_thread(attempt, request_of(spec, data)))
 
 
 class Site:

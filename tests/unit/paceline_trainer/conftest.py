@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,12 @@ from paceline.v1.experience_pb2_grpc import (
 from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
 from paceline.weights.canary import Canary
-from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
+from paceline_harness.models.published import staged
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
 from paceline_harness.processes import place_of
-from paceline_trainer.weights.publish import WeightCopy, fill
+from paceline_trainer.weights.publish import WeightCopy
 
 VOCAB = 32
 WORKER = Path(__file__).with_name("ranks.py")
@@ -238,16 +237,7 @@ def run_ranks(forks: Forks) -> Callable[[int, str, Path], None]:
 @pytest.fixture
 def stage() -> Callable[[WeightCopy], Staging]:
     """Stage a copy of the weights, as those that are served."""
-    return _stage
-
-
-def _stage(snapshot: WeightCopy) -> Staging:
-    entries, num_bytes = snapshot.entries, snapshot.num_bytes
-    layout = (num_bytes, 4096, entries, snapshot.tied, snapshot.canary)
-    header = SnapshotHeader("j", 7, 4, 6, -1, 1, *layout)
-    staging = Staging(replace(header, names="checkpoint"))
-    fill(staging, snapshot.tensors)
-    return staging
+    return staged
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ class Loader:
         options: LoadOptions,
         proof: FirstLoad | None = None,
     ) -> None:
-        """`proof`: of a server that has not loaded anything yet."""
+        """`proof`: of a server that has not loaded anything yet; dropped once it has."""
         self._client = client
         self._sessions = capabilities.sessions
         self._options = options
@@ -79,6 +79,7 @@ class Loader:
         await self._proof.begin()
         await self._load(snapshot, flush=flush)
         await self._proof.check()
+        self._proof = None
 
     async def _load(self, snapshot: WeightSnapshot, *, flush: bool) -> None:
         if self._options.method == "disk":

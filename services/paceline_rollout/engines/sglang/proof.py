@@ -23,11 +23,10 @@ class FirstLoad:
     def __init__(self, client: SglangClient) -> None:
         self._client = client
         self._dummies: Checksums | None = None
-        self._proved = False
 
     async def begin(self) -> None:
         """Call it before a load."""
-        if not self._proved and self._dummies is None:
+        if self._dummies is None:
             self._dummies = await self._checksums()
 
     async def check(self) -> None:
@@ -36,9 +35,7 @@ class FirstLoad:
         Raises:
             MisfitError: the server still has some of the weights that it started with.
         """
-        if self._proved or self._dummies is None:
-            return
-        kept = kept_tensors(self._dummies, await self._checksums())
+        kept = kept_tensors(self._dummies or [], await self._checksums())
         if kept:
             names = ", ".join(kept[:_SHOWN]) + (", ..." if len(kept) > _SHOWN else "")
             raise MisfitError(
@@ -46,7 +43,6 @@ class FirstLoad:
                 f"skips names that it does not know: {names}; use another release of SGLang, or "
                 "another engine"
             )
-        self._proved, self._dummies = True, None
 
     async def _checksums(self) -> Checksums:
         """None at all from a release without them."""
