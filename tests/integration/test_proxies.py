@@ -222,9 +222,9 @@ def test_a_job_runs_behind_a_proxy(
     """All services of an installation start, find each other, and train."""
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(eval=None, stop={"steps": 2})))
     command = [sys.executable, "-m", "paceline.cli"]
-    run_dir = ["--run-dir", str(tmp_path / "run")]
+    options = ["--run-dir", str(tmp_path / "run"), "--port=0"]
     done = subprocess.run(
-        [*command, "run", str(tmp_path / "job.yaml"), *run_dir],
+        [*command, "run", str(tmp_path / "job.yaml"), *options],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

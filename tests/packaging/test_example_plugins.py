@@ -105,7 +105,7 @@ def test_a_job_uses_a_plug_in_of_each_kind_and_the_recipe(
     job["sampling"]["max_tokens"] = 8
     job["experience"]["group_size"] = 32
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    said_by(installed / "paceline", "run", "job.yaml", "--run-dir", "run", cwd=tmp_path)
+    said_by(installed / "paceline", "run", "job.yaml", "--run-dir", "run", "--port=0", cwd=tmp_path)
     run = tmp_path / "run"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["state"], summary["steps"]) == ("succeeded", 3)

@@ -45,7 +45,6 @@ from paceline.data.job_data import EVERYWHERE
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import InvalidError, PacelineError, StateError
 from paceline.files import TOKEN_FILE, read_json
-from paceline.local.ports import USUAL_PORT, is_free
 from paceline.local.supervisor import Local
 from paceline.telemetry import logs
 
@@ -134,7 +133,7 @@ def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
     logs.setup(LogSettings(path=run_dir / "logs" / "up.log"))
     local = Local(
         run_dir,
-        http_port=_port(run_dir) if arguments.port is None else arguments.port,
+        http_port=arguments.port,
         store_url=arguments.store,
         tracing=_tracing(arguments),
         options=_options(arguments),
@@ -154,13 +153,6 @@ def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
         say("stopping", error=True)
         local.stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _port(run_dir: Path) -> int:
-    """The usual port if it is free, or served from this directory already; else any free one."""
-    known = str((read_json(run_dir / "gateway.json") or {}).get("url", ""))
-    is_ours = known.endswith(f":{USUAL_PORT}")
-    return USUAL_PORT if is_ours or is_free(USUAL_PORT) else 0
 
 
 def _options(arguments: Namespace) -> dict[WorkerKind, dict[str, Any]]:

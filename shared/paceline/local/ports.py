@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -78,6 +79,23 @@ def free_port(
 def are_free(port: int, derived: Iterable[int] = ()) -> bool:
     """Whether a server could bind this port and all at these distances to it."""
     return all(is_free(port + distance) for distance in (0, *derived))
+
+
+def claim(port: int) -> socket.socket | None:
+    """Keep other installations on this machine from this port until the claim is closed.
+
+    Between a look at a port and a server that listens there, another installation that looks finds
+    it free too. The claim is a name that the system releases with this process; None if somebody
+    has it. Only Linux has such names.
+    """
+    holder = socket.socket(socket.AF_UNIX)
+    if sys.platform == "linux":
+        try:
+            holder.bind(f"\0paceline-port-{port}")
+        except OSError:
+            holder.close()
+            return None
+    return holder
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:

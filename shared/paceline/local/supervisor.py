@@ -5,6 +5,7 @@ Needs the `local` extra.
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
@@ -31,7 +32,7 @@ from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import WorkerKind
 from paceline.errors import UnavailableError
 from paceline.files import lock_for_life, token_of
-from paceline.local.ports import USUAL_PORT, PortSlots, is_free
+from paceline.local.ports import USUAL_PORT, PortSlots, claim, is_free
 from paceline.local.processes import Processes
 from paceline.local.store import EmbeddedStore, check_url
 from paceline.proxies import DIRECT
@@ -68,7 +69,7 @@ class Local:
         self,
         run_dir: Path,
         *,
-        http_port: int = USUAL_PORT,
+        http_port: int | None = USUAL_PORT,
         store_url: str = "",
         options: Mapping[WorkerKind, Mapping[str, Any]] | None = None,
         tracing: TracingSettings | None = None,
@@ -79,7 +80,9 @@ class Local:
         storage: str = "",
         experience_proxy: str = "",
     ) -> None:
-        """`tokenizers` run in the processes of the services if null: one user owns all jobs.
+        """`http_port` is the usual one if null and it can be had; 0, or if not: any free one.
+
+        `tokenizers` run in the processes of the services if null: one user owns all jobs.
 
         All services reach experience at `experience_proxy` (host:port), if there is one.
         """
@@ -95,8 +98,8 @@ class Local:
         self._experience_proxy = experience_proxy
         self._ports = PortSlots(self.run_dir / "ports.json")
         self._processes = self._processes_of("up")
-        # 0: any free port, kept for later starts.
-        self._http_port = http_port or self._port(WorkerKind.GATEWAY, "http")
+        self._claims: dict[int, socket.socket] = {}
+        self._http_port = self._choose_http_port(http_port)
         self._store: EmbeddedStore | None = None
         self._supervised: dict[WorkerKind, _Supervised] = {}
         self._keys = self.run_dir / "service-keys"
@@ -155,6 +158,8 @@ class Local:
         (self.run_dir / "gateway.json").unlink(missing_ok=True)
         if self._lock is not None:
             self._lock.close()
+        for claimed in self._claims.values():
+            claimed.close()
 
     def __enter__(self) -> Local:
         self.start()
@@ -168,12 +173,28 @@ class Local:
         targets = targets_of(self.run_dir)
         return Processes(folder=folder, logs=logs, owner=owner, targets=targets)
 
-    def _check_http_port(self) -> None:
+    def _choose_http_port(self, wanted: int | None) -> int:
+        if wanted is None and self._can_have(USUAL_PORT):
+            return USUAL_PORT
+        # Kept for later starts.
+        return wanted or self._port(WorkerKind.GATEWAY, "http")
+
+    def _can_have(self, port: int) -> bool:
+        """Whether the gateway may listen there, for as long as this process lives."""
+        if self._serves_at(port):
+            return True
+        if port not in self._claims and (claimed := claim(port)):
+            self._claims[port] = claimed
+        return port in self._claims and is_free(port, HOST)
+
+    def _serves_at(self, port: int) -> bool:
+        """Whether a gateway of this run directory does, since a killed supervisor left it."""
         ours = self._processes.find(WorkerKind.GATEWAY)
         serves = self._processes.alive(WorkerKind.GATEWAY)
-        if serves and ours and ours.labels.get("http_port") == str(self._http_port):
-            return
-        if not is_free(self._http_port, HOST):
+        return bool(serves and ours and ours.labels.get("http_port") == str(port))
+
+    def _check_http_port(self) -> None:
+        if not self._can_have(self._http_port):
             raise UnavailableError(
                 f"port {self._http_port} on {HOST} is in use; "
                 "stop the process that holds it or choose another with --port"

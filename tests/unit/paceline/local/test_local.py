@@ -133,6 +133,14 @@ def test_a_port_in_use_starts_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
+def test_installations_that_start_at_once_choose_different_ports(tmp_path: Path) -> None:
+    made = [Local(tmp_path / str(number), http_port=None) for number in range(3)]
+    assert len({local.url for local in made}) == 3
+    taken = int(made[0].url.rpartition(":")[2])
+    with pytest.raises(UnavailableError, match=f"port {taken} on 127.0.0.1 is in use"):
+        Local(tmp_path / "other", http_port=taken).start()
+
+
 def test_one_supervisor_per_run_directory(tmp_path: Path) -> None:
     lock = lock_for_life(tmp_path / "up.lock", what="a supervisor")
     with pytest.raises(StateError, match="a supervisor already runs"):
