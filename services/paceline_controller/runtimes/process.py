@@ -39,7 +39,7 @@ PRELOADED = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
 )
-"""What trainers and rollout workers with the torch engine import."""
+"""What takes long to import of trainers and rollout workers with the torch engine."""
 Command = Callable[[Wanted, Path], Sequence[str]]
 
 
@@ -185,7 +185,7 @@ class ProcessRuntime:
             mark=str(path),
             labels=labels,
             environment=environment,
-            forked=wanted.kind in _HAVE_WEIGHTS and not _by_torchrun(wanted),
+            forked=not _by_torchrun(wanted),
         )
 
     def _settings_of(self, wanted: Wanted, incarnation: int) -> ServiceSettings:

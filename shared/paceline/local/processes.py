@@ -89,14 +89,16 @@ class Processes:
         self._records = {record.name: record for record in records}
 
     def preload(self) -> None:
-        """Start or join a fork server, if there is something to import and it is of use here."""
-        if not self._preloaded or not fork_server.is_useful():
+        """Join the shared fork server; without one, start one if there is something to import."""
+        if not fork_server.is_useful():
             return
         environment = _environment({})
         if shared := environment.get(fork_server.SHARED):
             with contextlib.suppress(UnavailableError):
                 self._fork_server = ForkServer.connect(shared)
                 return
+        if not self._preloaded:
+            return
         output = self._logs / "fork-server.out"
         self._fork_server = ForkServer.launch(
             self._preloaded, output=output, environment=environment

@@ -300,7 +300,8 @@ class Local:
             "keys": self._keys_of(kind),
             "metrics": f"{HOST}:{service.settings.metrics_port}",
         }
-        self._processes.start(kind, command, mark=str(service.path), labels=labels)
+        mark = str(service.path)
+        self._processes.start(kind, command, mark=mark, labels=labels, forked=True)
         service.running = True
         service.began_s = time.monotonic()
 

@@ -6,9 +6,7 @@ import json
 import os
 import re
 import select
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,6 +29,7 @@ from paceline import wire
 from paceline.config.load import write_settings
 from paceline.config.service import ServiceSettings
 from paceline.enums import JobState, WorkerKind
+from paceline.local.processes import Processes
 from paceline.transport.metadata_channel import Metadata
 from paceline.transport.principal import derived_token
 from paceline.transport.service_keys import issue
@@ -74,7 +73,7 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIE
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+        time.sleep(0.1)
     return found
 
 
@@ -230,11 +229,16 @@ class Nodes(threading.Thread):
         self.join(60)
 
     def run(self) -> None:
+        seen, looked_s = -1, 0.0
         while not self._ended.wait(0.05):
+            revision, now_s = self.cluster.server.store.revision, time.monotonic()
+            if revision == seen and now_s - looked_s < 1.0:
+                continue
+            seen, looked_s = revision, now_s
             try:
                 self._round()
             except (ConflictError, NotFoundError):
-                continue
+                seen = -1
 
     def fail(self, pod: str, *, message: str = "", code: int = 1) -> None:
         """Let a running pod fail."""
@@ -398,9 +402,7 @@ class Services:
     folder: Path
     store: str
     ports: dict[WorkerKind, int]
-    processes: dict[str, subprocess.Popen[bytes]] = field(
-        default_factory=dict[str, "subprocess.Popen[bytes]"]
-    )
+    processes: Processes
 
     def start(self, kind: WorkerKind, **options: Any) -> None:
         settings = ServiceSettings(
@@ -414,13 +416,11 @@ class Services:
             service_keys=issue(self.keys, [kind])[kind],
             options=options,
         )
-        self.processes[kind] = spawn(settings, self.folder)
+        start(self.processes, settings)
         wait_serving(self.ports[kind], kind, self.keys)
 
     def kill(self, kind: WorkerKind) -> None:
-        process = self.processes.pop(kind)
-        process.kill()
-        process.wait(PATIENCE_S)
+        self.processes.kill(f"{kind}-0")
 
     @property
     def experience(self) -> str:
@@ -431,7 +431,7 @@ class Services:
         return f"127.0.0.1:{self.ports[WorkerKind.GATEWAY]}"
 
     def log_sizes(self) -> dict[Path, int]:
-        return {path: path.stat().st_size for path in self.folder.glob("*.log")}
+        return {path: path.stat().st_size for path in self.folder.glob("*.out")}
 
     def print_logs(self, since: dict[Path, int]) -> None:
         """Print what was logged since; pytest shows it for a test that fails."""
@@ -481,13 +481,11 @@ class Services:
                 self.set_state(job.status.job_id, "failed")
 
 
-def spawn(settings: ServiceSettings, folder: Path) -> subprocess.Popen[bytes]:
-    path = folder / f"{settings.worker_id}.yaml"
+def start(processes: Processes, settings: ServiceSettings) -> None:
+    path = settings.run_dir / f"{settings.worker_id}.yaml"
     write_settings(path, settings)
-    log = (folder / f"{settings.worker_id}.log").open("ab")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", f"paceline_{settings.kind}", str(path)]
-    return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    command = [sys.executable, "-P", "-m", f"paceline_{settings.kind}", str(path)]
+    processes.start(settings.worker_id, command, mark=str(path), forked=True)
 
 
 def serving(port: int, kind: WorkerKind, keys: Path) -> bool:
@@ -506,7 +504,7 @@ def wait_serving(port: int, kind: WorkerKind, keys: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+def services(tmp_path_factory: pytest.TempPathFactory, forks: None) -> Iterator[Services]:
     """Services shared by all tests; each test ends its own jobs."""
     folder = tmp_path_factory.mktemp("services")
     with tempfile.TemporaryDirectory() as data:
@@ -514,15 +512,14 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
         store.start()
         url = f"unix://{data}/s"
         ports = {kind: free_port() for kind in (WorkerKind.EXPERIENCE, WorkerKind.GATEWAY)}
-        made = Services(folder, url, ports)
+        made = Services(folder, url, ports, Processes(folder=folder, logs=folder))
         try:
             made.start(WorkerKind.EXPERIENCE)
             made.start(WorkerKind.GATEWAY, http_port=0)
             yield made
         finally:
-            for process in made.processes.values():
-                process.kill()
-                process.wait(PATIENCE_S)
+            for record in made.processes.records():
+                made.processes.kill(record.name)
             store.stop()
 
 
@@ -536,9 +533,7 @@ class World:
     nodes: Nodes
     services: Services
     relay: Relay
-    controllers: dict[str, subprocess.Popen[bytes]] = field(
-        default_factory=dict[str, "subprocess.Popen[bytes]"]
-    )
+    controllers: Processes
     ports: dict[str, int] = field(default_factory=dict[str, int])
 
     def start(self, name: str = "ctl-0", **changes: Any) -> None:
@@ -576,21 +571,23 @@ class World:
             service_keys=issue(self.services.keys, [kind])[kind],
             options=options,
         )
-        self.controllers[name] = spawn(settings, self.folder)
+        start(self.controllers, settings)
         wait_serving(self.ports[name], kind, self.services.keys)
 
     def kill(self, name: str = "ctl-0") -> None:
-        process = self.controllers.pop(name)
-        process.kill()
-        process.wait(PATIENCE_S)
+        self.controllers.kill(name)
 
-    def stop(self, name: str = "ctl-0") -> int:
-        process = self.controllers.pop(name)
-        process.send_signal(signal.SIGTERM)
-        return process.wait(PATIENCE_S)
+    def stop(self, name: str = "ctl-0") -> int | None:
+        self.controllers.stop(name, grace_s=PATIENCE_S)
+        return self.controllers.exit_code(name)
+
+    def signal(self, name: str, number: int) -> None:
+        record = self.controllers.find(name)
+        assert record is not None
+        os.kill(record.pid, number)
 
     def log(self, name: str = "ctl-0") -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")
+        return (self.folder / f"{name}.out").read_text(errors="replace")
 
     def leader(self) -> str:
         lease = self.cluster.get("Lease", LEASE)
@@ -666,14 +663,15 @@ def world(tmp_path: Path, services: Services) -> Iterator[World]:
     with ApiServer(folder=tmp_path / "api") as server:
         cluster, relay = Cluster(server), Relay(server.port)
         nodes = Nodes(cluster)
-        made = World(tmp_path, server, cluster, nodes, services, relay)
+        controllers = Processes(folder=tmp_path, logs=tmp_path)
+        made = World(tmp_path, server, cluster, nodes, services, relay, controllers)
         install(made)
         nodes.start()
         try:
             yield made
         finally:
-            for name in list(made.controllers):
-                made.kill(name)
+            for record in controllers.records():
+                controllers.kill(record.name)
             nodes.stop()
             relay.close()
             services.end_all()

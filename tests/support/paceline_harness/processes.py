@@ -27,7 +27,8 @@ def place_of(ranks: int) -> Mapping[str, str]:
 
 
 def share_fork_server(folder: Path) -> None:
-    """Let the platforms of all test processes fork their trainers from one process."""
+    """Let the platforms of all test processes fork their services from one process."""
+    from paceline.enums import WorkerKind
     from paceline_controller.runtimes.process import PRELOADED
 
     if not fork_server.is_useful():
@@ -42,7 +43,8 @@ def share_fork_server(folder: Path) -> None:
             output = folder / "forks.out"
             # Of several test processes, the first one to need it may not be the last one to end.
             owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-            launch_shared(PRELOADED, path=path, output=output, environment=environment, owner=owner)
+            modules = [*PRELOADED, *(f"paceline_{kind}.service" for kind in WorkerKind)]
+            launch_shared(modules, path=path, output=output, environment=environment, owner=owner)
     os.environ[fork_server.SHARED] = path
 
 
