@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument(
         "--model", type=Path, default=None, help="model folder, instead of the job's"
     )
-    arguments = arguments_of(parser, rounds=1, steps=40, samples=[1.0], scenario="simulated")
+    arguments = arguments_of(parser, rounds=1, steps=16, samples=[0.1], scenario="simulated")
     found = {
         "machine": machine(),
         "scenario": arguments.scenario,

@@ -9,6 +9,7 @@ and the path of the `log`. Each that ends prints a line of JSON: `argv`, `code`,
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -28,6 +29,8 @@ def main(path: str, modules: Sequence[str]) -> None:
     stages: list[list[Command]] = json.loads(Path(path).read_text())
     for module in modules:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # else each fork would walk, and so copy, all that was imported
     for stage in stages:
         running: dict[int, tuple[Command, float]] = {}
         for command in stage:
