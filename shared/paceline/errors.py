@@ -30,15 +30,14 @@ To add one: subclass the closest class, set `grpc` and `http`, and extend this t
 
 from __future__ import annotations
 
-import grpc
-
 MAX_MESSAGE = 4_000
 
 
 class PacelineError(Exception):
     """Base of all errors that Paceline raises deliberately; the message says what to do."""
 
-    grpc: grpc.StatusCode = grpc.StatusCode.INTERNAL
+    grpc: str = "INTERNAL"
+    """Name of the status code of gRPC."""
     http: int = 500
 
     def __str__(self) -> str:
@@ -56,7 +55,7 @@ class PacelineError(Exception):
 class InvalidError(PacelineError):
     """A value that the caller sent is wrong."""
 
-    grpc = grpc.StatusCode.INVALID_ARGUMENT
+    grpc = "INVALID_ARGUMENT"
     http = 422
 
 
@@ -85,21 +84,21 @@ class UnlistedError(InvalidError):
 class NotFoundError(PacelineError):
     """No object has this name."""
 
-    grpc = grpc.StatusCode.NOT_FOUND
+    grpc = "NOT_FOUND"
     http = 404
 
 
 class ConflictError(PacelineError):
     """The name is taken by a different object."""
 
-    grpc = grpc.StatusCode.ALREADY_EXISTS
+    grpc = "ALREADY_EXISTS"
     http = 409
 
 
 class StateError(PacelineError):
     """The operation is not allowed in the current state."""
 
-    grpc = grpc.StatusCode.FAILED_PRECONDITION
+    grpc = "FAILED_PRECONDITION"
     http = 409
 
 
@@ -122,7 +121,7 @@ class VersionGoneError(StateError):
 class BusyError(PacelineError):
     """No capacity at the moment: back off and retry."""
 
-    grpc = grpc.StatusCode.RESOURCE_EXHAUSTED
+    grpc = "RESOURCE_EXHAUSTED"
     http = 429
 
 
@@ -142,7 +141,7 @@ class QuotaError(BusyError):
 class UnavailableError(PacelineError):
     """A peer cannot be reached: retry."""
 
-    grpc = grpc.StatusCode.UNAVAILABLE
+    grpc = "UNAVAILABLE"
     http = 503
 
 
@@ -157,27 +156,27 @@ class StoreError(UnavailableError):
 class DeadlineError(PacelineError):
     """The deadline of the call has passed."""
 
-    grpc = grpc.StatusCode.DEADLINE_EXCEEDED
+    grpc = "DEADLINE_EXCEEDED"
     http = 504
 
 
 class IntegrityError(PacelineError):
     """Bytes do not match their announced digest."""
 
-    grpc = grpc.StatusCode.DATA_LOSS
+    grpc = "DATA_LOSS"
 
 
 class AuthenticationError(PacelineError):
     """Credentials are missing or unknown."""
 
-    grpc = grpc.StatusCode.UNAUTHENTICATED
+    grpc = "UNAUTHENTICATED"
     http = 401
 
 
 class PermissionDeniedError(PacelineError):
     """The credentials do not allow this."""
 
-    grpc = grpc.StatusCode.PERMISSION_DENIED
+    grpc = "PERMISSION_DENIED"
     http = 403
 
 

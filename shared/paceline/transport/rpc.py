@@ -388,7 +388,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
 async def _abort(error: Exception, context: aio.ServicerContext[Any, Any], method: str) -> None:
     if isinstance(error, PacelineError):
-        status, text = error.grpc, error.message
+        status, text = grpc.StatusCode[error.grpc], error.message
     elif isinstance(error, aio.AbortError):
         raise error
     else:
