@@ -217,7 +217,7 @@ def test_started_processes_leave_this_machine_out(proxy: Recorder, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_job_runs_behind_a_proxy(
-    proxy: Recorder, tiny_job: Callable[..., dict[str, Any]], tmp_path: Path
+    forks: None, proxy: Recorder, tiny_job: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     """All services of an installation start, find each other, and train."""
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(eval=None, stop={"steps": 2})))

@@ -37,11 +37,17 @@ def test_helm_is_of_the_versions_that_the_readme_names(helm: Any) -> None:
     assert helm("helm4", "version", "--short").stdout.startswith("v4.")
 
 
-@pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("tool", HELMS)
-def test_lint(tool: str, feature: str, chart: Path, helm: Any) -> None:
+def test_lint(tool: str, chart: Path, helm: Any) -> None:
+    done = helm(tool, "lint", "--strict", str(chart))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_lint_of_a_feature(feature: str, chart: Path, helm: Any) -> None:
+    """By the newer helm: both render the same, as another test shows."""
     values = str(chart / "ci" / f"{feature}-values.yaml")
-    done = helm(tool, "lint", "--strict", str(chart), "-f", values)
+    done = helm(HELMS[-1], "lint", "--strict", str(chart), "-f", values)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

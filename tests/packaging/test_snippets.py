@@ -102,7 +102,7 @@ def of(*languages: str) -> list[Snippet]:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(tmp_path_factory: pytest.TempPathFactory, forks: None) -> dict[str, str]:
     """Variables of a process that finds the example plug-ins, as if they were installed."""
     folder = tmp_path_factory.mktemp("installed")
     metadata = folder / "paceline_example_plugins-0.dist-info"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -29,6 +30,8 @@ def main() -> None:
     """
     source, sink = take_pipes()
     num_bytes, parent = int(sys.argv[1]), os.getppid()
+    gc.collect()
+    gc.freeze()  # else each fork would walk, and so copy, all that was imported
     _answer(sink, "ready")
     for line in source:
         process = _FORKS.Process(target=_try, args=(line, sink, num_bytes))

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -261,21 +262,20 @@ def concerns(wrong: str, found: Operation, kind: WorkerKind) -> bool:
 
 
 @pytest.mark.parametrize("tls", [True, False], ids=["certificates", "keys"])
-@pytest.mark.parametrize("wrong", WRONG)
 async def test_a_credential_that_is_not_ones_own_is_refused(
-    one_store: str, client_class: type[Client], tmp_path: Path, wrong: str, tls: bool
+    one_store: str, client_class: type[Client], tmp_path: Path, tls: bool
 ) -> None:
     async with started(one_store, tmp_path, tls, client_class) as place:
         own, other = await place.job("own"), await place.job("other")
         for kind in (TRAINER, ROLLOUT):  # so that heartbeats speak of somebody
             join = REQUESTS["Roster", "Join"](own, kind)
             await call(place.client(kind, own.shown[kind]).roster.Join, join)
-        for found, kind in calls():
+        for wrong, (found, kind) in product(WRONG, calls()):
             if concerns(wrong, found, kind):
                 client = place.client(kind, shown(wrong, kind, own, other))
                 request = REQUESTS[found.service, found.name](own, kind)
                 error = await tried(client, found, request)
-                assert isinstance(error, WRONG[wrong]), f"{kind} {found.name}: {error!r}"
+                assert isinstance(error, WRONG[wrong]), f"{wrong}: {kind} {found.name}: {error!r}"
                 assert own.artifact not in str(error)
                 assert not any(text in str(error) for text in own.shown.values())
 

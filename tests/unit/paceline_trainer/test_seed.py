@@ -71,7 +71,9 @@ async def receive(one_job: Any, sources: tuple[ChunkSource, ...]) -> tuple[Stagi
     return await asyncio.wait_for(transfer.run(), LIMIT_S), came
 
 
-@pytest.mark.parametrize("engine", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "engine", ["bfloat16", pytest.param("float32", marks=pytest.mark.extended)]
+)
 async def test_the_uplinks_of_two_nodes_add_up(
     one_job: Any,
     llama: Path,

@@ -82,6 +82,9 @@ def awaited(task: asyncio.Task[Any]) -> Iterator[tuple[CodeType, int]]:
         frame = getattr(waits, "cr_frame", None) or getattr(waits, "ag_frame", None)
         if frame is not None:
             yield frame.f_code, frame.f_lineno
+        # What a running one awaits is undefined: CPython would read beyond its stack.
+        if getattr(waits, "cr_running", False) or getattr(waits, "ag_running", False):
+            return
         waits = getattr(waits, "cr_await", None) or getattr(waits, "ag_await", None)
 
 

@@ -103,7 +103,7 @@ async def beside(_: Sandbox) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize(
     ("once", "times"),
-    [(killed, 400), (ended, 20), (run, 20), (group, 20), (beside, 3)],
+    [(killed, 250), (ended, 10), (run, 10), (group, 10), (beside, 3)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_no_descriptor_of_another_thread_is_closed_and_none_stays_open(
