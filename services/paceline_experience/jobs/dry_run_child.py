@@ -30,7 +30,6 @@ def main() -> None:
     """
     source, sink = take_pipes()
     num_bytes, parent = int(sys.argv[1]), os.getppid()
-    gc.collect()
     gc.freeze()  # else each fork would walk, and so copy, all that was imported
     _answer(sink, "ready")
     for line in source:
