@@ -213,7 +213,8 @@ async def train(
     from paceline_trainer.step.mismatch import mismatch_of
     from paceline_trainer.step.model import shard
     from paceline_trainer.step.optimizer import Optimizer
-    from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
+    from paceline_trainer.phase_clock import PhaseClock
+    from paceline_trainer.trainer import Trainer, TrainingBackend
     from paceline_trainer.weights.publish import Publisher, Snapshotter
     from paceline_trainer.work_thread import WorkThread
 

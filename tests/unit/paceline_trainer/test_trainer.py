@@ -27,13 +27,14 @@ from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.liveness import TrainerLiveness
+from paceline_trainer.phase_clock import PhaseClock
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.mismatch import mismatch_of
 from paceline_trainer.step.model import shard
 from paceline_trainer.step.optimizer import Optimizer
-from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
+from paceline_trainer.trainer import Trainer, TrainingBackend
 from paceline_trainer.weights.publish import Publisher, Snapshotter
 from paceline_trainer.work_thread import WorkThread
 
@@ -315,7 +316,7 @@ async def test_at_the_end_it_serves_until_the_job_is_over(one_job: Any, make: Ma
 
 async def test_seconds_of_the_present_phase_count_before_it_is_over() -> None:
     clock = PhaseClock()
-    with clock.measure("waiting"):
+    with clock.measure("waiting", 1):
         await asyncio.sleep(0.05)
         first = clock.elapsed()["waiting"]
         assert first >= 0.05
@@ -349,7 +350,7 @@ async def test_a_waiting_trainer_is_healthy_and_a_hanging_one_is_not(
     await asyncio.gather(running, return_exceptions=True)
 
     released = threading.Event()
-    with trainer.clock.measure("stepping"):
+    with trainer.clock.measure("stepping", 1):
         hanging = asyncio.create_task(trainer.compute.run(released.wait))
         await asyncio.sleep(0.01)
         await pass_by(105)
