@@ -12,6 +12,7 @@ from typing import NamedTuple
 from paceline.enums import JobState, Phase, WorkerKind
 from paceline.errors import PacelineError
 from paceline.telemetry.logs import Log
+from paceline.telemetry.metrics import GaugeSet, Metrics, series
 from paceline.types import Worker
 from paceline.v1.experience_pb2 import JobDemand
 from paceline_controller.jobs.phases import Standing, WorkerPhases
@@ -129,6 +130,11 @@ class Watched:
         first_s = self.first_failed_s
         return many and first_s is not None and self.last_failed_s - first_s >= ABSENT_S
 
+    def quiet_s(self, now_s: float) -> float:
+        """Seconds since it has got on, if its reason says so."""
+        since_s, why, _ = self.reason
+        return now_s - since_s if why else 0.0
+
 
 class ProgressWatch:
     """Compares what is seen of each job with what was seen before.
@@ -141,12 +147,14 @@ class ProgressWatch:
         self,
         *,
         source: DemandSource,
+        metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._source = source
         self._clock = clock
         self._wall = wall
+        self._gauges = GaugeSet(metrics)
         self._due_s = 0.0
         self._watched: dict[str, Watched] = {}
 
@@ -163,7 +171,7 @@ class ProgressWatch:
         self._due_s = now_s + LOOK_EVERY_S
         served = [job for job in jobs if job.state in SERVED]
         if not served:
-            self._watched = {}
+            self.compare({})
             return
         try:
             workers, demand = await self._source.workers(), await self._source.demand()
@@ -186,6 +194,16 @@ class ProgressWatch:
         }
         for watched in self._watched.values():
             self._judge(watched, now_s)
+        self._gauges.show(
+            {
+                series("no_progress", job=job_id): watched.quiet_s(now_s)
+                for job_id, watched in self._watched.items()
+            }
+        )
+
+    def close(self) -> None:
+        """Clear the metrics: another controller looks at the jobs from here on."""
+        self.compare({})
 
     def _judge(self, watched: Watched, now_s: float) -> None:
         seen = watched.seen

@@ -431,6 +431,12 @@ NAMES: dict[str, Spec] = {
     "pending_scores": _gauge(
         "pending_scores", "workload", "controller", "Responses waiting to be scored."
     ),
+    "no_progress": _gauge(
+        "no_progress_seconds",
+        "job",
+        "controller",
+        "Seconds since a job has got on, while its reason says so; 0: it gets on.",
+    ),
     "restarts": _counter("restarts", "service", "controller", "Processes restarted."),
     "accelerator_seconds": _counter(
         "accelerator_seconds",

@@ -13,6 +13,7 @@ from paceline.config import JobSpec
 from paceline.config.load import parse_job
 from paceline.enums import JobState, Phase, WorkerKind
 from paceline.errors import UnavailableError
+from paceline.telemetry.metrics import Metrics
 from paceline.types import Worker, WorkerPhase
 from paceline.v1.experience_pb2 import JobDemand
 from paceline_controller.jobs.phases import (
@@ -123,9 +124,20 @@ class Watched:
 
     def __init__(self) -> None:
         self.source, self.clock = Source(), FakeClock()
+        self.metrics = Metrics()
         self.watch = ProgressWatch(
-            source=self.source, clock=self.clock, wall=lambda: self.clock() - 1000.0
+            source=self.source,
+            metrics=self.metrics,
+            clock=self.clock,
+            wall=lambda: self.clock() - 1000.0,
         )
+
+    @property
+    def quiet_s(self) -> float:
+        """As the metric has it; -1: there is none."""
+        labels = {"job": JOB.job_id}
+        value = self.metrics.registry.get_sample_value("paceline_no_progress_seconds", labels)
+        return -1.0 if value is None else value
 
     async def after(self, seconds: float, job: LiveJob = JOB) -> str:
         """The reason after so many seconds, looked at as often as the reconciler does."""
@@ -209,8 +221,12 @@ async def test_the_status_names_the_culprit(kind: str) -> None:
     assert reason.startswith(f"no progress since 00:00:00 UTC: {expected}")
     # Nothing is written again and again while it lasts.
     assert await watched.after(1000) == reason
+    assert 1000 < watched.quiet_s < 1000 + bound_s + 2 * LOOK_EVERY_S
     watched.source.change(step=4)
     assert await watched.after(LOOK_EVERY_S) == ""
+    assert watched.quiet_s == 0.0
+    watched.watch.close()
+    assert watched.quiet_s == -1.0
 
 
 async def test_a_trainer_that_has_its_batch_has_more_time() -> None:
