@@ -14,10 +14,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from paceline.config import parse_job
 from paceline.config.service import ProbeSettings
+from paceline.enums import Phase
 from paceline.errors import FencedError, InvalidError, StateError, UnavailableError
 from paceline.objective.load import load_objective
 from paceline.server.liveness import ProcessProgress
+from paceline.server.phase_report import PhaseReport
 from paceline.transport.rpc import connect
+from paceline.types import WorkerPhase
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
@@ -146,6 +149,30 @@ async def make(
 async def reached(one_job: Any, trainer: Trainer, commits: int, phase: str) -> None:
     while len(one_job.commits) < commits or trainer.clock.phase != phase:
         await asyncio.sleep(0.01)
+
+
+class Recorded(PhaseReport):
+    """Keeps all phases, with how far each has come."""
+
+    def __init__(self) -> None:
+        self.all: list[WorkerPhase] = []
+        super().__init__(Phase.LOADING_MODEL)
+
+    def enter(self, phase: Phase, *, number: int = -1, total: float = 0.0) -> None:
+        self.all.append(self.now)
+        super().enter(phase, number=number, total=total)
+
+
+async def test_a_trainer_reports_its_phases_and_micro_batches(one_job: Any, make: Make) -> None:
+    trainer = make(1)
+    trainer.clock.report = report = Recorded()
+    await asyncio.wait_for(trainer.run(), LIMIT_S)
+    seen = [(each.name, each.number) for each in report.all]
+    for step in (1, 2):
+        at = seen.index((Phase.STEPPING, step))
+        assert seen[at - 1] == (Phase.WAITING_FOR_BATCH, step)
+        assert seen[at + 1] == (Phase.COMMITTING, step)
+        assert report.all[at].done >= 1
 
 
 async def test_a_slow_storage_holds_nothing_else_up(one_job: Any, make: Make) -> None:
