@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,7 +12,9 @@ from paceline.types import Worker, WorkerPhase
 
 LEAST_S = 30.0
 SLACK = 10.0
-"""Times as long as the longest that a phase has stood so far, it may stand."""
+"""Times as long as the longest that a phase has stood lately, it may stand."""
+LATELY = 8
+"""Of which so many count: the first step compiles, and says nothing about the others."""
 USUAL_LIMIT_S = 120.0
 LIMITS_S = {
     # They compile at first, and what the last one does may be as long as all of a step.
@@ -55,13 +58,13 @@ class _Mark:
     phase: WorkerPhase
     since_s: float
     best: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
-    longest_s: dict[str, float] = field(default_factory=dict[str, float])
+    lately_s: dict[str, deque[float]] = field(default_factory=dict[str, "deque[float]"])
 
     def take(self, phase: WorkerPhase, now_s: float) -> bool:
         """Whether it has come further than ever before: as far again, after a retry, is none."""
         if phase != self.phase:
-            stood_s = max(self.longest_s.get(self.phase.name, 0.0), now_s - self.since_s)
-            self.longest_s[self.phase.name] = stood_s
+            lately_s = self.lately_s.setdefault(self.phase.name, deque(maxlen=LATELY))
+            lately_s.append(now_s - self.since_s)
             self.phase, self.since_s = phase, now_s
         reached = (phase.number, phase.done)
         if phase.name in self.best and reached <= self.best[phase.name]:
@@ -73,7 +76,7 @@ class _Mark:
     def limit_s(self) -> float:
         """How long its phase may stand."""
         most_s = LIMITS_S.get(Phase(self.phase.name), USUAL_LIMIT_S)
-        longest_s = self.longest_s.get(self.phase.name)
+        longest_s = max(self.lately_s.get(self.phase.name, ()), default=None)
         return most_s if longest_s is None else min(most_s, max(LEAST_S, SLACK * longest_s))
 
 

@@ -17,6 +17,7 @@ from paceline.telemetry.metrics import Metrics
 from paceline.types import Worker, WorkerPhase
 from paceline.v1.experience_pb2 import JobDemand
 from paceline_controller.jobs.phases import (
+    LATELY,
     LEAST_S,
     LIMITS_S,
     SLACK,
@@ -473,6 +474,15 @@ async def test_a_phase_that_was_short_before_has_less_time() -> None:
     assert reason.endswith(
         "trainer: it does not finish step 4; trainer-0 is training step 4, 9 micro-batches done"
     )
+
+
+async def test_a_first_step_that_compiles_says_nothing_about_the_others() -> None:
+    watched = Watched()
+    for number in range(LATELY + 2):
+        Case(WorkerKind.TRAINER, Phase.STEPPING, 3).put(watched.source, 0, number)
+        assert await watched.after(LOOK_EVERY_S if number else 100.0) == ""
+    assert await watched.after(LEAST_S - 2 * LOOK_EVERY_S) == ""
+    assert await watched.after(2 * SLACK * LOOK_EVERY_S) != ""
 
 
 async def test_a_long_first_phase_is_left_alone() -> None:
