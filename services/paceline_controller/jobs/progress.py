@@ -56,7 +56,6 @@ class Evidence:
     demand: JobDemand
     trainers: tuple[Worker, ...] = ()
     rollouts: tuple[Worker, ...] = ()
-    rewards: tuple[Worker, ...] = ()  # of all jobs
     environments: tuple[Worker, ...] = ()  # of all jobs
     waiting: Mapping[str, float] = field(default_factory=dict[str, float])  # episodes, by stage
     running: bool = True  # False: it starts
@@ -250,7 +249,6 @@ def evidence_of(job: LiveJob, workers: Iterable[Worker], demand: JobDemand) -> E
         demand=demand,
         trainers=tuple(by_kind.get(WorkerKind.TRAINER, ())),
         rollouts=tuple(by_kind.get(WorkerKind.ROLLOUT, ())),
-        rewards=tuple(by_kind.get(WorkerKind.REWARD, ())),
         environments=environments,
         waiting=waiting,
         running=job.state is JobState.RUNNING,
@@ -329,18 +327,14 @@ def _of_stages(seen: Evidence) -> Culprit:
     stage = max(STAGES, key=lambda name: seen.waiting.get(name, 0.0))
     if not seen.waiting.get(stage):
         return Culprit(BUSY_S, "environment: episodes are leased, and no worker has them")
-    having = {
-        Phase.ROOM: (seen.rollouts, "open"),
-        Phase.GENERATE: (seen.rollouts, "open"),
-        Phase.SCORE: (seen.rewards, "pending"),
-    }
-    detail = _having(*having[stage]) if stage in having else ""
+    # The load of shared workers is not for those who read a job's reason.
+    detail = _requests(seen.rollouts) if stage in (Phase.ROOM, Phase.GENERATE) else ""
     return Culprit(max(BUSY_S, bounds.get(stage, 0.0)), STAGES[stage], detail)
 
 
-def _having(workers: Iterable[Worker], name: str) -> str:
-    """The workers that have them: `; rollout-0 has 12 requests`."""
-    counts = {worker.worker_id: worker.load.get(name, 0.0) for worker in workers}
+def _requests(workers: Iterable[Worker]) -> str:
+    """The workers that have some: `; rollout-0 has 12 requests`."""
+    counts = {worker.worker_id: worker.load.get("open", 0.0) for worker in workers}
     some = [f"{name} has {count:g} requests" for name, count in sorted(counts.items()) if count]
     return "; " + ", ".join(some[:MAX_NAMED]) if some else ""
 

@@ -310,19 +310,20 @@ async def test_slots_that_other_jobs_have_are_no_fault_of_the_environment() -> N
     assert reason.endswith("environment: other jobs have all of its 64 slots")
 
 
-@pytest.mark.parametrize(
-    ("stage", "busy", "words"),
-    [
-        ("generate", worker(WorkerKind.ROLLOUT, version=3, open=12), "rollout-0 has 12 requests"),
-        ("score", worker(WorkerKind.REWARD, "reward-1", pending=7), "reward-1 has 7 requests"),
-    ],
-)
-async def test_the_worker_that_has_the_requests_is_named(
-    stage: str, busy: Worker, words: str
-) -> None:
+async def test_the_worker_that_has_the_requests_is_named() -> None:
     watched = Watched()
-    watched.source.put(waiting(**{stage: 8}), busy, worker(WorkerKind.REWARD))
-    assert (await watched.after(BUSY_S + LOOK_EVERY_S)).endswith(f"; {words}")
+    busy = worker(WorkerKind.ROLLOUT, version=3, open=12)
+    idle = worker(WorkerKind.ROLLOUT, "rollout-1", version=3, open=0)
+    watched.source.put(waiting(generate=8), busy, idle)
+    reason = await watched.after(BUSY_S + LOOK_EVERY_S)
+    assert reason.endswith("rollout: episodes wait for tokens; rollout-0 has 12 requests")
+
+
+async def test_the_load_of_shared_workers_is_not_told() -> None:
+    watched = Watched()
+    watched.source.put(waiting(score=8), worker(WorkerKind.REWARD, "reward-1", pending=700))
+    reason = await watched.after(BUSY_S + LOOK_EVERY_S)
+    assert reason.endswith("reward: episodes wait for their scores")
 
 
 @pytest.mark.parametrize("stage", ["step", "score"])
