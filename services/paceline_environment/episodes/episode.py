@@ -81,8 +81,7 @@ class Episode:
         self.scored_with_others = False  # those that came with the same reply
         self._group, self._job, self._peers = group, group.job, peers
         self._index, self._attempt = index, attempt
-        self._progress = progress
-        self._span = span
+        self._progress, self._span = progress, span
         self._environment = self._job.make_environment(assignment)
         limit_s, loads = self._job.spec.tasks.step_timeout_s, loads_of(self._environment)
         self._stages = peers.stages.of(self._job.job_id)
