@@ -167,7 +167,6 @@ class Phase(StrEnum):
     STARTING_ENGINE = "starting the engine"
     DOWNLOADING_MODEL = "downloading the model"
     LOADING_MODEL = "loading the model"
-    COMPILING = "compiling"
     LOADING_CHECKPOINT = "loading the checkpoint of step"
     WAITING_FOR_BATCH = "waiting for the batch of step"
     STEPPING = "training step"

@@ -29,7 +29,6 @@ _IN_BYTES = frozenset(
         Phase.DOWNLOADING_MODEL,
         Phase.LOADING_MODEL,
         Phase.RECEIVING_WEIGHTS,
-        Phase.LOADING_WEIGHTS,
     }
 )
 _NAMES = frozenset(Phase)
@@ -46,7 +45,7 @@ class Standing(NamedTuple):
 
     @property
     def words(self) -> str:
-        """`rollout-0 is loading weights of version 3, 3.1 of 14.2 GB`."""
+        """`rollout-0 is receiving weights of version 3, 3.1 of 14.2 GB`."""
         return f"{self.worker_id} is {words(self.phase)}"
 
 
