@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from chaos.faults import not_injected
+from chaos.naming import Named, Naming
 from chaos.runner import Profile, Runner
 from chaos.site import make_model
-from chaos.table import table
+from chaos.table import table, table_of_names
 from rig.smoke import arguments as arguments_of
 
 from paceline.files import write_json
@@ -40,6 +41,7 @@ PROFILES = {
         patience_s=40.0,
         end_s=80.0,
         freezes_s=(0.5, 2.0, 5.0),
+        named="^(refused|start fails: rollout, a missing|hangs: trainer|frozen: rollout)",
     ),
     # Limits are for a busy machine: none is reached on a quiet one.
     "smoke": Profile(
@@ -51,6 +53,7 @@ PROFILES = {
         patience_s=300.0,
         end_s=600.0,
         freezes_s=(0.5,),
+        named="^refused",
     ),
     "full": Profile(
         rounds=9,
@@ -73,6 +76,7 @@ def main() -> int:
     parser.add_argument("--profile", choices=sorted(PROFILES), default="short")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="", help="regular expression: only matching kinds")
+    parser.add_argument("--named", help="the same, of those that a status names; of the profile")
     parser.add_argument("--minutes", type=float, help="time budget, instead of the profile's")
     parser.add_argument("--workers", type=int, default=2, help="of each kind")
     kinds = "^(kill trainer|network reset|environment plug-in: raise)$"
@@ -87,7 +91,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.minutes is not None:
         profile = replace(profile, budget_s=60.0 * arguments.minutes)
     began = time.monotonic()
-    model = make_model(Path(tempfile.mkdtemp(prefix="paceline-model-")))
+    model = make_model(model_folder(arguments.smoke))
     runner = Runner(
         model=model,
         profile=profile,
@@ -95,6 +99,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         wanted=arguments.kinds,
         workers=arguments.workers,
     )
+
+    named: list[Named] = []
+    wanted = profile.named if arguments.named is None else arguments.named
 
     def write() -> dict[str, Any]:
         result = {
@@ -106,15 +113,22 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             "seconds": round(time.monotonic() - began, 1),
             "not_injected": not_injected(runner.site),
             **table(runner.told),
+            **table_of_names(named),
         }
         write_json(arguments.json, result)
         return result
 
     try:
         runner.run(after_job=write)
+        named.extend(Naming(runner.site, model).run(wanted))
         return write()
     finally:
         runner.close()
+
+
+def model_folder(smoke: Path | None) -> Path:
+    """That of the smoke, which has a model: to make one takes as long as a trainer to start."""
+    return Path(tempfile.mkdtemp(prefix="paceline-model-")) if smoke is None else smoke / "model"
 
 
 def machine() -> dict[str, Any]:

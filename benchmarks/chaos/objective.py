@@ -7,6 +7,7 @@ system unchanged and are also in exported trajectories.
 from __future__ import annotations
 
 import sys
+import time
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from chaos.journal import Journal
+from chaos.world import mood
 
 from paceline.config import parse_arguments
 from paceline.config.load import validate
@@ -37,6 +39,13 @@ def recorded(whole: WholeBatch, options: RecordedOptions) -> StepScale:
     prints = [fingerprint(values[owner == index]) for index in range(tokens.num_sequences)]
     if len(prints) != tokens.scale.sequences:
         raise ValueError(f"{len(prints)} of {tokens.scale.sequences} sequences: not one rank")
+    match mood(options.notes, "trainer"):
+        case "raise":
+            raise ZeroDivisionError("a hook with a bug")
+        case "hang":
+            time.sleep(3600)
+        case _:
+            pass
     record = _journal(options.notes)
     record.note("batch", step=tokens.step, prints=prints, **_process())
     return StepScale(1.0)

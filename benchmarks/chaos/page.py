@@ -26,6 +26,7 @@ def write_page(result: dict[str, Any]) -> str:
         "counts": _counts(result),
         "found": _found(result),
         "recovery": _recovery(result),
+        "named": _named(result),
         "not_injected": "".join(f"* Here: {text}.\n" for text in result["not_injected"]),
     }
     return TEMPLATE.read_text().format(**parts).rstrip() + "\n"
@@ -65,6 +66,23 @@ def _recovery(result: dict[str, Any]) -> str:
         lines.append(
             f"| *restart of a killed {service}: imports, then {what}* | {_cells(spread)} | |"
         )
+    return "\n".join(lines)
+
+
+def _named(result: dict[str, Any]) -> str:
+    """Seconds until the status named the culprit, one line for each kind."""
+    spread = result["named_s"]
+    lines = [
+        f"Median {spread['median']} s, worst {spread['max']} s; {len(result['not_named'])} of "
+        f"{len(result['named'])} kinds were not named in time.",
+        "",
+        "| kind | seconds |",
+        "|---|---:|",
+    ]
+    lines += [
+        f"| {each['kind']} | {'not named' if each['seconds'] is None else each['seconds']} |"
+        for each in result["named"]
+    ]
     return "\n".join(lines)
 
 

@@ -53,6 +53,7 @@ class Profile:
     patience_s: float  # timeout for a sign of recovery
     end_s: float  # timeout for the end of a job
     freezes_s: tuple[float, ...]
+    named: str = ""  # kinds of `chaos.naming`, as a regular expression
 
 
 @dataclass(slots=True)
@@ -80,6 +81,7 @@ class Runner:
         self.told = Told()
         self.site = Site(workers)
         self._view = View(self.site.notes)
+        self._tracks = any("tracking" in name for name in kinds() if re.search(wanted, name))
         self._kinds = {name: how for name, how in kinds().items() if re.search(wanted, name)}
 
     def run(self, *, after_job: Callable[[], object]) -> Told:
@@ -380,7 +382,8 @@ class Runner:
                 "optimizer": {"lr": 1e-4},
                 "checkpoint": {"every": every, "keep": 3},
             },
-            "tracking": [{"kind": "tensorboard"}],
+            # Its process takes as much processor time as a job, and needs no other one.
+            "tracking": [{"kind": "tensorboard"}] if self._tracks else [],
             "stop": stop,
         }
 

@@ -34,6 +34,10 @@ ENTRY_POINTS = """\
 chaos = chaos.world:ENVIRONMENT
 [paceline.rewards]
 chaos = chaos.world:reward
+[paceline.engines]
+moody = chaos.engine:Moody
+[paceline.options.engines]
+moody = chaos.engine:MoodyOptions
 [paceline.hooks]
 chaos = chaos.objective:recorded
 [paceline.options.hooks]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from chaos.accounting import COLUMNS, OTHERS
+from chaos.naming import Named
 from chaos.runner import Told
 
 
@@ -34,6 +35,18 @@ def table(told: Told) -> dict[str, Any]:
         ],
         "left_out": told.left_out,
         "without_target": told.without_target,
+    }
+
+
+def table_of_names(named: Sequence[Named]) -> dict[str, Any]:
+    """Seconds until the status named the culprit, by kind, and over all kinds."""
+    return {
+        "named": [
+            {"kind": e.kind, "seconds": e.seconds and round(e.seconds, 2), "words": e.words[:300]}
+            for e in named
+        ],
+        "named_s": _spread(each.seconds for each in named),
+        "not_named": [each.kind for each in named if each.seconds is None],
     }
 
 

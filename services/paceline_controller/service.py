@@ -69,7 +69,7 @@ class ControllerService(Service):
             child_grace_s=child_grace_s,
             reason_bytes=settings.limits.reason_bytes,
             sizing=Scaler(source=source, options=options, metrics=chassis.metrics),
-            progress=ProgressWatch(source=source),
+            progress=ProgressWatch(source=source, metrics=chassis.metrics),
         )
         self._membership = Membership(
             roster=roster, report=partial(worker_of, chassis), usage=chassis.usage.totals

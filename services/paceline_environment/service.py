@@ -176,12 +176,13 @@ class EnvironmentService(Service):
             self._policy,
             self._scoring,
             self.stages,
-            EnvironmentCalls(stages=self.stages, metrics=chassis.metrics),
+            EnvironmentCalls(metrics=chassis.metrics),
             chassis.metrics,
             tracer=chassis.tracer,
         )
 
     async def _end_job(self, job_id: str) -> None:
+        self.stages.end(job_id)
         await self._tokenizers.end(job_id)
         await self._worlds.end(job_id)
 
@@ -235,6 +236,7 @@ class EnvironmentService(Service):
             site=settings.site,
             job_id=settings.job_id,
             load=load,
+            phases=self.stages.phases(),
         )
 
 

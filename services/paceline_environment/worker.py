@@ -242,7 +242,8 @@ class EpisodeWorker:
 
     async def _read_and_start(self, assignment: Assignment, opened: list[OpenEpisode]) -> None:
         try:
-            with self._peers.stages.waits_on("experience"):
+            stages = self._peers.stages
+            with stages.of(assignment.job_id).wait("load"), stages.waits_on("experience"):
                 job = await self._jobs.get(assignment.job_id)
         except PacelineError as error:
             if isinstance(error, InstallError):  # else this worker would soon fail all its tasks
@@ -320,7 +321,8 @@ class EpisodeWorker:
         leased.scored = True
         stages = self._peers.stages
         awaits = stages.waits_on("experience")
-        with stages.wait("submit"), awaits, leased.span.child("submit", kind="client"):
+        submits = stages.of(leased.key.job_id).wait("submit")
+        with submits, awaits, leased.span.child("submit", kind="client"):
             # What was scored in one message is submitted in one.
             together = leased.episode.scored_with_others
             await self._submitter.submit(leased.key.job_id, trajectory, soon=together)

@@ -6,15 +6,17 @@ import asyncio
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.config.load import validate
 from paceline.config.service import RolloutOptions
-from paceline.enums import WorkerKind
+from paceline.enums import Phase, WorkerKind
 from paceline.errors import ConfigError, PacelineError
-from paceline.plugins import Engine, EngineStatus
+from paceline.plugins import Engine, EngineStatus, registry
 from paceline.server.chassis import Chassis, Service
 from paceline.server.membership import Membership
+from paceline.server.phase_report import PhaseReport
 from paceline.telemetry.logs import Log
 from paceline.transport import rpc
 from paceline.types import PolicyVersion, Worker
@@ -22,6 +24,7 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.rollout_pb2_grpc import add_RolloutServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.weights.route import TransferProgress
 from paceline.weights.transfer.server import WeightServer
 from paceline_rollout.gauges import RolloutGauges
 from paceline_rollout.job import build_engine, fetch_files, read_job
@@ -72,15 +75,35 @@ class RolloutService(Service):
         )
         self._weights_bytes_per_s = options.weights_bytes_per_s
         self._weights_endpoint = ""
+        self._starting = PhaseReport(Phase.STARTING_ENGINE)
+        self._ready = False
         self._gauges = RolloutGauges(chassis.metrics, job_id=settings.job_id)
         self._healthy = True
         self._change_lock = asyncio.Lock()
+        self._member = Membership(
+            roster=self._roster,
+            report=self.report,
+            progress=self._progress,
+            usage=chassis.usage.totals,
+        )
         self._heartbeat_task: asyncio.Task[None] | None = None
         self._multiplexer_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read the job, build the engine and register the servicer."""
+        """Read the job, build the engine and register the servicer.
+
+        The worker is in the roster meanwhile: without weights, but with what it is at.
+        """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._join()
+        try:
+            await self._start()
+        finally:
+            if not self._ready:
+                await self._leave()
+        await self._join_with_weights()
+
+    async def _start(self) -> None:
         settings = self._settings
         jobs: JobsAsyncStub = JobsStub(self._channel)
         experience: ExperienceAsyncStub = ExperienceStub(self._channel)
@@ -88,6 +111,8 @@ class RolloutService(Service):
         folder = settings.run_dir / "workers" / settings.worker_id / settings.job_id
         await fetch_files(experience, artifacts, folder)
         self._max_running = spec.rollout.max_concurrent
+        # What an engine imports takes seconds, in which heartbeats have to go on.
+        await asyncio.to_thread(registry.find, "engines", spec.rollout.engine.kind)
         self._engine: Engine = build_engine(
             spec, folder=folder, job_id=settings.job_id, engines=self._engines
         )
@@ -115,12 +140,6 @@ class RolloutService(Service):
         updater = self._updater
         self._gauges.follow(lag=lambda: updater.lag, age_s=lambda: updater.age_s)
         self._chassis.usage.measure_seconds(lambda: self._engine.status().busy_s)
-        self._member = Membership(
-            roster=self._roster,
-            report=self.report,
-            progress=self._updater.progress,
-            usage=self._chassis.usage.totals,
-        )
         RolloutLiveness(
             engine=self._engine,
             multiplexer=self._multiplexer,
@@ -131,12 +150,12 @@ class RolloutService(Service):
             multiplexer=self._multiplexer, worker_id=settings.worker_id, status=self._status
         )
         add_RolloutServicer_to_server(servicer, self._chassis.server)
+        self._ready = True
         log.info("engine ready", job=settings.job_id, engine=spec.rollout.engine.kind)
 
     async def run(self) -> None:
         """Serve until cancelled; raises if the engine stops."""
         assert self._multiplexer_task is not None
-        self._join()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._updater.run(), name="updater")
             group.create_task(self._watch_engine(), name="engine")
@@ -158,31 +177,44 @@ class RolloutService(Service):
 
     def report(self) -> Worker:
         """The worker, its version and its load for the roster."""
-        now = self._engine.status()
-        self._gauges.show(now)
-        return Worker(
+        worker = Worker(
             worker_id=self._settings.worker_id,
             kind=WorkerKind.ROLLOUT,
             endpoint=self._chassis.address,
             site=self._settings.site,
             job_id=self._settings.job_id,
-            active_version=self._active(now),
-            weights_endpoint=self._weights_endpoint,
             pid=os.getpid(),
             pool=self._pool,
-            load={
-                "running": float(now.running),
-                "waiting": float(now.waiting),
-                "max_running": float(self._max_running),
-                **self._multiplexer.load(),
-                "tokens_generated": float(now.tokens_generated),
-                "prompt_tokens": float(now.prompt_tokens),
-                "busy_s": now.busy_s,
-                "idle_s": now.idle_s,
-                "swap_s": now.swap_s,
-                "cpu_s": time.process_time(),
-            },
+            phases=(self._starting.now,),
         )
+        if not self._ready:
+            return worker
+        now = self._engine.status()
+        self._gauges.show(now)
+        return replace(
+            worker,
+            active_version=self._active(now),
+            weights_endpoint=self._weights_endpoint,
+            load=self._load(now),
+            phases=(self._updater.phase,),
+        )
+
+    def _load(self, now: EngineStatus) -> dict[str, float]:
+        return {
+            "running": float(now.running),
+            "waiting": float(now.waiting),
+            "max_running": float(self._max_running),
+            **self._multiplexer.load(),
+            "tokens_generated": float(now.tokens_generated),
+            "prompt_tokens": float(now.prompt_tokens),
+            "busy_s": now.busy_s,
+            "idle_s": now.idle_s,
+            "swap_s": now.swap_s,
+            "cpu_s": time.process_time(),
+        }
+
+    def _progress(self) -> list[TransferProgress]:
+        return self._updater.progress() if self._ready else []
 
     def _active(self, now: EngineStatus) -> int:
         """The version that callers may use; -1 if weights are wrong or the engine lost them."""
@@ -213,6 +245,13 @@ class RolloutService(Service):
             if now != served and self._heartbeat_task is not None:
                 served = now
                 await self._send_heartbeat()
+
+    async def _join_with_weights(self) -> None:
+        """Be told of routes at once; the next heartbeat tries again."""
+        try:
+            await self._member.join()
+        except PacelineError as error:
+            log.warning("cannot join", error=error)
 
     async def _send_heartbeat(self) -> None:
         try:

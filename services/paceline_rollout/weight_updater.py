@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline import wire
 from paceline.config import JobSpec
 from paceline.config.service import TlsSettings
+from paceline.enums import Phase
 from paceline.errors import (
     DeadlineError,
     MisfitError,
@@ -24,7 +26,7 @@ from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Span, Tracer, step_context
 from paceline.transport.rpc import backoff_s, stream
-from paceline.types import PolicyVersion
+from paceline.types import PolicyVersion, WorkerPhase
 from paceline.v1 import roster_pb2 as pb
 from paceline.weights.canary import CanaryRule, CanaryVerdict
 from paceline.weights.route import Route, TransferProgress
@@ -93,6 +95,7 @@ class WeightUpdater:
         self._changed = changed
         self._failures = 0
         self._refused: tuple[int, int] = (-1, 0)  # a version, and how often
+        self._loading: WorkerPhase | None = None  # or checking
         self._proved = -PROVE_EVERY  # the newest version whose bytes the engine has shown
         self._tracer = tracer
         self._routed_ns: dict[int, int] = {}  # version -> time of its first route
@@ -118,6 +121,23 @@ class WeightUpdater:
     def age_s(self) -> float:
         """Seconds since the active version was loaded; NaN before the first one."""
         return math.nan if self._active_since is None else time.monotonic() - self._active_since
+
+    @property
+    def phase(self) -> WorkerPhase:
+        """What it is at for the newest version, or which one it serves."""
+        if self._loading is not None:
+            return self._loading
+        if self._receiver.wanted > self._receiver.latest:
+            return self._receiving()
+        if self.active.version < 0:
+            return WorkerPhase(Phase.WAITING_FOR_WEIGHTS)
+        return WorkerPhase(Phase.SERVING, self.active.version)
+
+    def _receiving(self) -> WorkerPhase:
+        wanted, total = self._receiver.wanted, float(self.newest.num_bytes)
+        transfers = (each for each in self._receiver.progress() if each.version == wanted)
+        parts = next(((e.num_ready / e.num_chunks) for e in transfers if e.num_chunks), 0.0)
+        return WorkerPhase(Phase.RECEIVING_WEIGHTS, wanted, parts * total, total)
 
     def progress(self) -> list[TransferProgress]:
         """Chunks that this worker can serve to peers, by version."""
@@ -162,8 +182,10 @@ class WeightUpdater:
         span = self._step_span(header)
         try:
             with span.child("weights.swap", worker=self._worker_id, version=header.version):
-                await self._engine.load(_loadable(staging), self._activation)
-                verdict = await self._check(staging)
+                with self._in_phase(Phase.LOADING_WEIGHTS, header):
+                    await self._engine.load(_loadable(staging), self._activation)
+                with self._in_phase(Phase.CHECKING_WEIGHTS, header):
+                    verdict = await self._check(staging)
         except MisfitError as error:
             await self._changed(False)
             what = f"version {header.version} (step {header.step})"
@@ -184,6 +206,15 @@ class WeightUpdater:
             await self._refuse(staging, verdict)
             return
         await self._accept(staging)
+
+    @contextmanager
+    def _in_phase(self, phase: Phase, header: SnapshotHeader) -> Generator[None]:
+        mine = self._loading = WorkerPhase(phase, header.version)
+        try:
+            yield
+        finally:
+            if self._loading is mine:  # else a newer version is being loaded meanwhile
+                self._loading = None
 
     def _step_span(self, header: SnapshotHeader) -> Span:
         """The span of the step that made a version, with a child for receiving it."""

@@ -15,7 +15,7 @@ import torch
 from paceline import wire
 from paceline.config import JobSpec, parse_job
 from paceline.config.service import TrainerOptions
-from paceline.enums import WorkerKind
+from paceline.enums import Phase, WorkerKind
 from paceline.errors import FencedError, InvalidError, PacelineError, UnavailableError
 from paceline.models.resolve import ModelResolver
 from paceline.objective.load import load_objective
@@ -39,6 +39,7 @@ from paceline_trainer.checkpoints.folders import checkpoints_of
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.gauges import TrainerGauges, peak_of, shape_of
 from paceline_trainer.liveness import TrainerLiveness
+from paceline_trainer.phase_clock import PhaseClock, report_loading
 from paceline_trainer.ranks.distributed import RankGroup, StopBroadcast
 from paceline_trainer.ranks.rank_info import RankInfo
 from paceline_trainer.servicer import StatusServicer
@@ -49,7 +50,7 @@ from paceline_trainer.step.mismatch import mismatch_of
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.traces import StepTraces
-from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
+from paceline_trainer.trainer import Trainer, TrainingBackend
 from paceline_trainer.weights.publish import Publisher, Snapshotter
 from paceline_trainer.weights.seeder import WeightSeeder
 from paceline_trainer.work_thread import WorkThread
@@ -196,8 +197,11 @@ class TrainerService(Service):
         torch.manual_seed(spec.tasks.seed)
         trainer = spec.trainer
         objective = load_objective(trainer.objective, trainer.hooks, allowed=allowed)
+        phases = self._clock.report
         models = ModelResolver(self._settings.models, run_dir=self._settings.run_dir)
-        model = str(models.folder(spec.model))
+        phases.enter(Phase.DOWNLOADING_MODEL)
+        model = str(models.folder(spec.model, arrived=phases.reached))
+        phases.enter(Phase.LOADING_MODEL)
         policy = open_policy(
             model,
             gradient_checkpointing=trainer.gradient_checkpointing,
@@ -206,6 +210,7 @@ class TrainerService(Service):
         torch.set_num_threads(self._threads(spec.trainer.threads, policy))
         group = self._group = RankGroup(self._rank_info)
         self._stop_broadcast = StopBroadcast(self._rank_info)
+        report_loading(policy, self._rank_info.world, phases)
         shard(policy, group, dtype=trainer.dtype)
         optimizer = Optimizer(policy, trainer.optimizer, total_steps=spec.stop.steps)
         reference = None
@@ -359,6 +364,7 @@ class TrainerService(Service):
                 "tokens": 0.0 if self._trainer is None else self._trainer.tokens,
             },
             pid=os.getpid(),
+            phases=(self._clock.report.now,),
         )
 
     def _status(self) -> pb.TrainerStatus:

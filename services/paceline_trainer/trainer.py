@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.config.job import TrainerSpec
+from paceline.enums import Phase
 from paceline.errors import FencedError, InvalidError, PacelineError, StateError
 from paceline.telemetry.logs import Log
 from paceline.telemetry.usage import Usage, nowhere
@@ -24,6 +24,7 @@ from paceline_trainer.checkpoints.checkpoint import Checkpoints, FoundCheckpoint
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.columns import Share
 from paceline_trainer.gauges import TrainerGauges
+from paceline_trainer.phase_clock import PhaseClock
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.mismatch import Mismatch
@@ -41,35 +42,6 @@ MAX_REPORTED = 4  # damaged files in a reason
 REASONS = ("", "finished", "paused", "cancelled", "signal")
 Result = TypeVar("Result")
 log = Log("trainer")
-
-
-@dataclass(slots=True)
-class PhaseClock:
-    """Seconds by phase since the start, and the current phase."""
-
-    phase: str = "loading"
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    ended: dict[str, int] = field(default_factory=dict[str, int])  # how often each phase has ended
-    _started: float | None = None  # of the current phase
-
-    @contextmanager
-    def measure(self, phase: str) -> Generator[None]:
-        """Count the time inside the context as that of a phase."""
-        before, self.phase = self.phase, phase
-        self._started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds = self.elapsed()
-            self.ended[phase] = self.ended.get(phase, 0) + 1
-            self.phase, self._started = before, None
-
-    def elapsed(self) -> dict[str, float]:
-        """Seconds by phase, including the current one so far."""
-        if self._started is None:
-            return dict(self.seconds)
-        elapsed_s = time.perf_counter() - self._started
-        return {**self.seconds, self.phase: self.seconds.get(self.phase, 0.0) + elapsed_s}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +142,7 @@ class Trainer:
         self.step = await self.compute.run(self._engine.group.from_first, step)
         self._checkpoint_step = self._staged_step = self.step
         if self.step:
+            self.clock.report.enter(Phase.LOADING_CHECKPOINT, number=self.step)
             engine = self._engine
             state = engine.learner.state()
             if not await self.compute.run(
@@ -201,7 +174,7 @@ class Trainer:
     async def take(self) -> Share | None:
         """Wait for this rank's share of the next batch; None if all ranks have to stop."""
         since = self._traces.now()
-        with self.clock.measure("waiting"):
+        with self.clock.measure("waiting", self.step + 1):
             self._next_batch = self._next_batch or self._fetch_batch()
             with self._waits_on("experience"):
                 share = await self._until_stopped(self._next_batch)
@@ -223,12 +196,10 @@ class Trainer:
         """
         newest = self._publisher.published if self._publisher is not None else None
         version, step = (newest.version, newest.step) if newest is not None else (-1, -1)
-        with self.clock.measure("stepping"), self._traces.stage("train.step"):
+        with self.clock.measure("stepping", share.step + 1), self._traces.stage("train.step"):
             await self.compute.run(self._engine.mismatch.versions.published, version, step)
             try:
-                metrics = await self.compute.run(
-                    self._engine.learner.step, share, self._traces.stage
-                )
+                metrics = await self.compute.run(self._engine.learner.step, share, self._stage)
             except InvalidError as error:
                 raise InvalidError(f"{error.message}. {await self._newest()}") from error
         self.step = share.step + 1
@@ -237,8 +208,15 @@ class Trainer:
             self._gauges.stepped(share, metrics, first=self._rank_info.first)
         return metrics
 
+    def _stage(self, name: str) -> AbstractContextManager[None]:
+        """The span of a part of a step; a micro-batch is done when its gradients begin."""
+        if name == "backward":
+            self.clock.report.add()
+        return self._traces.stage(name)
+
     async def commit(self, share: Share, metrics: dict[str, float]) -> None:
         """Commit the step to the ledger, and start fetching the next batch."""
+        self.clock.report.enter(Phase.COMMITTING, number=self.step)
         if self._rank_info.first:
             values = metrics | self._seconds()
             # JSON has no infinity and no NaN.
@@ -255,7 +233,7 @@ class Trainer:
         Only one is in the making: this waits for the one before, and fails if that has failed.
         """
         engine = self._engine
-        with self.clock.measure("checkpointing"):
+        with self.clock.measure("checkpointing", self.step):
             await self.checkpointed()
             staged = await self.compute.run(
                 engine.checkpoints.stage,
@@ -309,7 +287,7 @@ class Trainer:
 
         It is made while the next step computes gradients, unless ranks have to gather it together.
         """
-        with self.clock.measure("publishing"):
+        with self.clock.measure("publishing", self.step):
             await self._await_publication()
             snapshotter, policy = self._engine.snapshotter, self._engine.policy
             if policy.whole:
@@ -357,12 +335,13 @@ class Trainer:
         if self.stop_reason != "cancelled":
             if self._staged_step != self.step:
                 await self.checkpoint()
-            with self.clock.measure("checkpointing"):
+            with self.clock.measure("checkpointing", self.step):
                 await self.checkpointed()
         if self.stop_reason == "finished" and self._snapshot_step != self.step:
             await self.publish()
         await self._await_publication()
         self.clock.phase = "finished"
+        self.clock.report.enter(Phase.FINISHED)
         while (
             self._rank_info.first and self.stop_reason == "finished" and not self._stopping.is_set()
         ):

@@ -161,6 +161,33 @@ class WorkerKind(StrEnum):
     TRACKING = "tracking"
 
 
+class Phase(StrEnum):
+    """What a worker is at, or what episodes in it wait for; the values are for people."""
+
+    STARTING_ENGINE = "starting the engine"
+    DOWNLOADING_MODEL = "downloading the model"
+    LOADING_MODEL = "loading the model"
+    LOADING_CHECKPOINT = "loading the checkpoint of step"
+    WAITING_FOR_BATCH = "waiting for the batch of step"
+    STEPPING = "training step"
+    COMMITTING = "committing step"
+    CHECKPOINTING = "checkpointing step"
+    PUBLISHING = "publishing the weights of step"
+    FINISHED = "waiting for the last evaluation"
+    WAITING_FOR_WEIGHTS = "waiting for weights"
+    RECEIVING_WEIGHTS = "receiving weights of version"
+    LOADING_WEIGHTS = "loading weights of version"
+    CHECKING_WEIGHTS = "checking weights of version"
+    SERVING = "serving version"
+    # of episodes
+    ROOM = "room"
+    GENERATE = "generate"
+    STEP = "step"
+    LOAD = "load"
+    SCORE = "score"
+    SUBMIT = "submit"
+
+
 class TrackerState(StrEnum):
     """The states of a job's experiment tracker."""
 

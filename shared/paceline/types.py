@@ -220,6 +220,17 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerPhase:
+    """What a worker is at, and how far it is; in shared ones also what episodes wait for."""
+
+    name: str  # one of `Phase`; others are of another release
+    number: int = -1  # of the version or step that it is for; -1: none
+    done: float = 0.0  # grows while the phase lasts; bytes, micro-batches or episodes
+    total: float = 0.0  # 0: unknown
+    job_id: str = ""  # in shared workers; empty: the worker's own
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """A live process in the roster."""
 
@@ -233,6 +244,7 @@ class Worker:
     load: dict[str, float] = field(default_factory=dict[str, float])
     pid: int = 0
     pool: str = ""  # pool of a rollout worker; empty: the job's first one
+    phases: tuple[WorkerPhase, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

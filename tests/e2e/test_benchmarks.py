@@ -159,3 +159,5 @@ def test_a_campaign_of_faults_injects_and_finds_nothing(
     assert (written["without_target"], written["left_out"]) == ([], []), text
     assert not any(total.values()), text
     assert written["restarts"]["trainer"]["measured"], text
+    assert (len(written["named"]), written["not_named"]) == (written["named_s"]["measured"], [])
+    assert written["named"], text

@@ -79,10 +79,11 @@ def _learning() -> Panels:
             Query(f"avg by (job) (paceline_staleness_steps_mean{JOBS})"),
             Query(f"max by (job) (paceline_sample_age_seconds{JOBS})"),
             Query(f"max by (job) (paceline_trainer_waiting_seconds{JOBS})"),
+            Query(f"max by (job) (paceline_no_progress_seconds{JOBS})"),
             Query(f"max by (job) (paceline_checkpoint_age_seconds{JOBS})"),
             columns=(
                 *("step", "version", "reward", "staleness (steps)", "last sample (s ago)"),
-                *("trainer waiting (s)", "last checkpoint (s ago)"),
+                *("trainer waiting (s)", "no progress for (s)", "last checkpoint (s ago)"),
             ),
             size=Size(24, 7),
         ),

@@ -127,6 +127,7 @@ class ClusterService(Service):
         source = GrpcDemandSource(roster=RosterStub(self._channel), experience=experience)
         scaler = Scaler(source=source, options=self._options, metrics=self._chassis.metrics)
         costs = Costs(self._chassis.metrics, self._options)
+        progress = ProgressWatch(source=source, metrics=self._chassis.metrics)
         self._reconciler = Reconciler(
             ledger=LedgerOfTerm(ledger, self._events, may_write=self._leads),
             runtime=runtime,
@@ -135,7 +136,7 @@ class ClusterService(Service):
             reason_bytes=self._chassis.settings.limits.reason_bytes,
             sizing=scaler,
             costs=costs,
-            progress=ProgressWatch(source=source),
+            progress=progress,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -148,6 +149,7 @@ class ClusterService(Service):
             await self._reconciler.halt()
             scaler.close()
             costs.close()
+            progress.close()
             self._reconciler = self._training_jobs = None
 
     def _make_training_jobs(self, runtime: KubernetesRuntime) -> TrainingJobs:

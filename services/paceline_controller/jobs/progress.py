@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from paceline.enums import JobState, WorkerKind
+from paceline.enums import JobState, Phase, WorkerKind
 from paceline.errors import PacelineError
 from paceline.telemetry.logs import Log
+from paceline.telemetry.metrics import GaugeSet, Metrics, series
 from paceline.types import Worker
 from paceline.v1.experience_pb2 import JobDemand
-from paceline_controller.jobs.plan import LiveJob
+from paceline_controller.jobs.phases import Standing, WorkerPhases
+from paceline_controller.jobs.plan import SERVED, LiveJob
 from paceline_controller.scaling.scaler import DemandSource
 
 LOOK_EVERY_S = 2.0
@@ -27,17 +31,20 @@ TRAINING_S = 1800.0
 """If the trainer has its batch: a step is only seen at its end."""
 FRUITLESS_S = 600.0
 """Without a batch, although episodes come in: filters drop them all."""
+MAX_NAMED = 3
+"""Workers in a reason."""
 FEW_FAILURES = 16
 """Attempts that may fail in a row, as when a worker is lost with its episodes."""
 # Of the load of workers: what grows only with work done. Loading weights is none: they may be
 # refused.
 _WORK = ("tokens_generated", "tokens")
 STAGES = {
-    "generate": "rollout: episodes wait for tokens",
-    "room": "rollout: episodes wait for room on a worker",
-    "score": "reward: episodes wait for their scores",
-    "step": "environment: episodes are in a step of their world",
-    "submit": "experience: episodes wait to be stored",
+    Phase.ROOM: "rollout: episodes wait for room on a worker",  # which those in `generate` may do
+    Phase.GENERATE: "rollout: episodes wait for tokens",
+    Phase.SCORE: "reward: episodes wait for their scores",
+    Phase.STEP: "environment: episodes are in a step of their world",
+    Phase.LOAD: "environment: episodes wait until their job and its world are loaded",
+    Phase.SUBMIT: "experience: episodes wait to be stored",
 }
 log = Log("progress")
 
@@ -50,10 +57,16 @@ class Evidence:
     trainers: tuple[Worker, ...] = ()
     rollouts: tuple[Worker, ...] = ()
     environments: tuple[Worker, ...] = ()  # of all jobs
-    alone: bool = True  # no other job runs: what environments wait for is for this one
+    waiting: Mapping[str, float] = field(default_factory=dict[str, float])  # episodes, by stage
+    running: bool = True  # False: it starts
     step_s: float = 0.0  # that its world and its rewards may take at most
     score_s: float = 0.0
     load_s: float = 0.0
+
+    @property
+    def own(self) -> tuple[Worker, ...]:
+        """The workers that are its alone."""
+        return (*self.trainers, *self.rollouts)
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -69,10 +82,9 @@ class Evidence:
     @property
     def work(self) -> tuple[object, ...]:
         """Moves with the work of its trainer and rollout workers, also if nothing comes of it."""
-        own = sorted((*self.trainers, *self.rollouts), key=lambda worker: worker.worker_id)
         return tuple(
             (worker.worker_id, worker.pid, worker.active_version, _work_of(worker))
-            for worker in own
+            for worker in sorted(self.own, key=lambda worker: worker.worker_id)
         )
 
     @property
@@ -106,6 +118,7 @@ class Watched:
     failed: int  # attempts, when `episodes` moved last
     first_failed_s: float | None = None  # since then
     last_failed_s: float = 0.0
+    phases: WorkerPhases = field(default_factory=WorkerPhases)
     served: bool = False  # a rollout worker has had weights
     reason: tuple[float, str, str] = (0.0, "", "")  # moment, why, and the words for both
 
@@ -116,24 +129,31 @@ class Watched:
         first_s = self.first_failed_s
         return many and first_s is not None and self.last_failed_s - first_s >= ABSENT_S
 
+    def quiet_s(self, now_s: float) -> float:
+        """Seconds since it has got on, if its reason says so."""
+        since_s, why, _ = self.reason
+        return now_s - since_s if why else 0.0
+
 
 class ProgressWatch:
-    """Compares what is seen of each running job with what was seen before.
+    """Compares what is seen of each job with what was seen before.
 
-    Queued, starting and paused jobs do not count: queue, start timeout and restarts have bounds and
-    reasons of their own.
+    Queued and paused jobs do not count, and of starting ones only what the trainer is at: queue,
+    start timeout and restarts have bounds and reasons of their own.
     """
 
     def __init__(
         self,
         *,
         source: DemandSource,
+        metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._source = source
         self._clock = clock
         self._wall = wall
+        self._gauges = GaugeSet(metrics)
         self._due_s = 0.0
         self._watched: dict[str, Watched] = {}
 
@@ -143,14 +163,14 @@ class ProgressWatch:
         return "" if watched is None else watched.reason[2]
 
     async def look(self, jobs: Iterable[LiveJob]) -> None:
-        """Look at running jobs again, if it is time."""
+        """Look at jobs that run or start again, if it is time."""
         now_s = self._clock()
         if now_s < self._due_s:
             return
         self._due_s = now_s + LOOK_EVERY_S
-        running = [job for job in jobs if job.state is JobState.RUNNING]
-        if not running:
-            self._watched = {}
+        served = [job for job in jobs if job.state in SERVED]
+        if not served:
+            self.compare({})
             return
         try:
             workers, demand = await self._source.workers(), await self._source.demand()
@@ -158,9 +178,9 @@ class ProgressWatch:
             log.warning("progress is not known", error=error)
             return
         evidence = {
-            job.job_id: evidence_of(job, workers, demand[job.job_id], alone=len(running) == 1)
-            for job in running
-            if job.job_id in demand
+            job.job_id: evidence_of(job, workers, demand.get(job.job_id, JobDemand()))
+            for job in served
+            if job.job_id in demand or job.state is JobState.STARTING
         }
         self.compare(evidence)
 
@@ -173,13 +193,23 @@ class ProgressWatch:
         }
         for watched in self._watched.values():
             self._judge(watched, now_s)
+        self._gauges.show(
+            {
+                series("no_progress", job=job_id): watched.quiet_s(now_s)
+                for job_id, watched in self._watched.items()
+            }
+        )
+
+    def close(self) -> None:
+        """Clear the metrics: another controller looks at the jobs from here on."""
+        self.compare({})
 
     def _judge(self, watched: Watched, now_s: float) -> None:
         seen = watched.seen
         # Work for attempts that all fail is none.
         failing = watched.failing
         since_s = watched.episode_s if failing else max(watched.episode_s, watched.work_s)
-        found = culprit(seen, failing=failing, served=watched.served)
+        found = culprit(seen, watched.phases, failing=failing, served=watched.served)
         if now_s - since_s >= found.bound_s:
             self._say(watched, "no progress", since_s, now_s, found)
             return
@@ -204,53 +234,73 @@ class ProgressWatch:
         return time.strftime("%H:%M:%S UTC", time.gmtime(self._wall() - (now_s - since_s)))
 
 
-def evidence_of(
-    job: LiveJob, workers: Iterable[Worker], demand: JobDemand, *, alone: bool = True
-) -> Evidence:
+def evidence_of(job: LiveJob, workers: Iterable[Worker], demand: JobDemand) -> Evidence:
     """What the roster and the ledger say about a job."""
     by_kind: dict[WorkerKind, list[Worker]] = {}
     for worker in workers:
         if worker.job_id in ("", job.job_id):
             by_kind.setdefault(worker.kind, []).append(worker)
+    environments = tuple(by_kind.get(WorkerKind.ENVIRONMENT, ()))
+    waiting: Counter[str] = Counter()
+    for phase in (each for worker in environments for each in worker.phases):
+        if phase.job_id == job.job_id:
+            waiting[phase.name] += int(phase.total - phase.done)
     return Evidence(
         demand=demand,
         trainers=tuple(by_kind.get(WorkerKind.TRAINER, ())),
         rollouts=tuple(by_kind.get(WorkerKind.ROLLOUT, ())),
-        environments=tuple(by_kind.get(WorkerKind.ENVIRONMENT, ())),
-        alone=alone,
+        environments=environments,
+        waiting=waiting,
+        running=job.state is JobState.RUNNING,
         step_s=job.spec.tasks.step_timeout_s,
         score_s=max(part.timeout_s for part in job.spec.reward),
         load_s=job.spec.tasks.load_timeout_s,
     )
 
 
-def culprit(seen: Evidence, *, failing: bool = False, served: bool = True) -> Culprit:
+def culprit(
+    seen: Evidence, phases: WorkerPhases, *, failing: bool = False, served: bool = True
+) -> Culprit:
     """Who keeps a job that does not get on; `served`: a rollout worker has had weights before."""
     demand = seen.demand
+    trainer = phases.standing(seen.trainers)
+    if not seen.running:
+        return _standing(trainer, math.inf, "trainer: it does not start training")
     if not seen.trainers:
         return Culprit(ABSENT_S, "trainer: none is in the roster")
     if not seen.waits:
-        return Culprit(TRAINING_S, f"trainer: it does not finish step {demand.step + 1}")
+        return _standing(trainer, TRAINING_S, f"trainer: it does not finish step {demand.step + 1}")
     if failing:
         return Culprit(BUSY_S, "every attempt of an episode fails: ", demand.last_failure)
-    found = _of_rollout(seen, served) or _of_environment(seen)
+    found = _of_rollout(seen, phases, served) or _of_environment(seen)
     return found or _of_stages(seen)
 
 
-def _of_rollout(seen: Evidence, served: bool) -> Culprit | None:
+def _standing(stands: Standing | None, bound_s: float, why: str) -> Culprit:
+    """With the worker that stands, what it is at, and how long it may be; else `bound_s`."""
+    if stands is None:
+        return Culprit(bound_s, why)
+    return Culprit(stands.limit_s, why, f"; {stands.words}")
+
+
+def _of_rollout(seen: Evidence, phases: WorkerPhases, served: bool) -> Culprit | None:
     """What is wrong with the rollout workers; None: they serve, or have episodes."""
     bound_s = ABSENT_S if served else LOADING_S
     if not seen.rollouts:
         return Culprit(bound_s, "rollout: no worker is in the roster")
     newest = max(worker.active_version for worker in seen.trainers)
     serving = [worker for worker in seen.rollouts if worker.active_version >= 0]
+    if not serving and newest < 0:
+        trainer = phases.standing(seen.trainers)
+        return _standing(trainer, LOADING_S, "trainer: it has published no weights yet")
     if not serving:
         some = f"none of {len(seen.rollouts)} workers serves weights"
-        return Culprit(bound_s, f"rollout: {some} (the trainer has published version {newest})")
-    late = sum(worker.active_version < newest for worker in serving)
+        why = f"rollout: {some} (the trainer has published version {newest})"
+        return _standing(phases.standing(seen.rollouts), bound_s, why)
+    late = [worker for worker in serving if worker.active_version < newest]
     if late and not seen.leased:
-        text = f"rollout: {late} of {len(serving)} workers have not taken version {newest}"
-        return Culprit(LOADING_S, text)
+        text = f"rollout: {len(late)} of {len(serving)} workers have not taken version {newest}"
+        return _standing(phases.standing(late), LOADING_S, text)
     return None
 
 
@@ -261,6 +311,9 @@ def _of_environment(seen: Evidence) -> Culprit | None:
     if seen.leased:
         return None
     if seen.demand.queued:
+        slots = _sum(seen.environments, "slots")
+        if 0 < slots <= _sum(seen.environments, "open"):
+            return Culprit(BUSY_S, f"environment: other jobs have all of its {slots:g} slots")
         return Culprit(ABSENT_S, "environment: no worker takes the episodes that are queued")
     if seen.demand.headroom_groups:
         return Culprit(BUSY_S, "environment: no worker asks for tasks")
@@ -270,20 +323,24 @@ def _of_environment(seen: Evidence) -> Culprit | None:
 
 def _of_stages(seen: Evidence) -> Culprit:
     """What the episodes wait for."""
-    bounds = {"step": seen.step_s, "score": seen.score_s}
-    if not seen.demand.sampled_tokens:
-        bounds["step"] += seen.load_s  # worlds are loaded with their first episodes
-    if not seen.alone:  # environments do not tell whose episodes wait
-        bound_s = max(BUSY_S, *bounds.values())
-        return Culprit(bound_s, "environment, rollout or reward: no episode ends")
-    waiting = {
-        stage: sum(worker.load.get(f"waiting_{stage}", 0.0) for worker in seen.environments)
-        for stage in STAGES
-    }
-    stage = max(waiting, key=lambda name: waiting[name])
-    if not waiting[stage]:
+    bounds = {Phase.STEP: seen.step_s, Phase.SCORE: seen.score_s, Phase.LOAD: seen.load_s}
+    stage = max(STAGES, key=lambda name: seen.waiting.get(name, 0.0))
+    if not seen.waiting.get(stage):
         return Culprit(BUSY_S, "environment: episodes are leased, and no worker has them")
-    return Culprit(max(BUSY_S, bounds.get(stage, 0.0)), STAGES[stage])
+    # The load of shared workers is not for those who read a job's reason.
+    detail = _requests(seen.rollouts) if stage in (Phase.ROOM, Phase.GENERATE) else ""
+    return Culprit(max(BUSY_S, bounds.get(stage, 0.0)), STAGES[stage], detail)
+
+
+def _requests(workers: Iterable[Worker]) -> str:
+    """The workers that have some: `; rollout-0 has 12 requests`."""
+    counts = {worker.worker_id: worker.load.get("open", 0.0) for worker in workers}
+    some = [f"{name} has {count:g} requests" for name, count in sorted(counts.items()) if count]
+    return "; " + ", ".join(some[:MAX_NAMED]) if some else ""
+
+
+def _sum(workers: Iterable[Worker], name: str) -> float:
+    return sum(worker.load.get(name, 0.0) for worker in workers)
 
 
 def _most(demand: JobDemand) -> str:
@@ -298,10 +355,13 @@ def _work_of(worker: Worker) -> tuple[float, ...]:
 def _moved(before: Watched | None, seen: Evidence, now_s: float) -> Watched:
     failed, filtered = seen.demand.failed_attempts, sum(seen.demand.filtered.values())
     serves = any(worker.active_version >= 0 for worker in seen.rollouts)
-    if before is None:
-        return Watched(seen, now_s, now_s, now_s, filtered, failed, served=serves)
+    if before is None or before.seen.running != seen.running:
+        first = Watched(seen, now_s, now_s, now_s, filtered, failed, served=serves)
+        first.phases.look(seen.own, now_s)
+        return first
     after = replace(before, seen=seen, served=before.served or serves)
-    if seen.work != before.seen.work:
+    moved = after.phases.look(seen.own, now_s)
+    if moved or seen.work != before.seen.work:
         after.work_s = now_s
     if seen.batches != before.seen.batches:
         after.batch_s, after.filtered = now_s, filtered

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from paceline.errors import DeadlineError
 from paceline.telemetry.metrics import Metrics
-from paceline_environment.episodes.stages import Stages
+from paceline_environment.episodes.stages import JobStages
 
 
 class Loads(Protocol):
@@ -44,24 +44,26 @@ class EnvironmentCalls:
     `sweep` ends what is overdue and exports what was counted; the worker calls it every so often.
     """
 
-    def __init__(
-        self, *, stages: Stages, metrics: Metrics, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, *, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self._stages = stages
         self._metrics = metrics
         self._open: set[EnvironmentCall] = set()
         self._finished: dict[str, tuple[int, float]] = {}  # calls and seconds, not exported yet
 
     def of(
-        self, limit_s: float, task: asyncio.Task[None], loads: Loads | None = None
+        self,
+        limit_s: float,
+        task: asyncio.Task[None],
+        loads: Loads | None = None,
+        *,
+        stages: JobStages,
     ) -> EnvironmentCall:
-        """The calls of one episode, one at a time.
+        """The calls of one episode, one at a time, which count in the `stages` of its job.
 
         In each `task` may spend `limit_s` seconds, besides those that `loads` says; it raises
         DeadlineError if `sweep` finds that it took longer.
         """
-        return EnvironmentCall(self, limit_s, task, loads)
+        return EnvironmentCall(self, stages, limit_s, task, loads)
 
     def sweep(self) -> None:
         """End calls that exceed their limit, and export the metrics of those that have ended."""
@@ -78,19 +80,19 @@ class EnvironmentCalls:
     def entered(self, call: EnvironmentCall) -> None:
         """A call begins."""
         self._open.add(call)
-        self._stages.waiting["step"] += 1
+        call.stages.waiting[call.stage] += 1
 
     def moved(self, call: EnvironmentCall, stage: str) -> None:
         """A call has begun to wait for its environment to be loaded, or need not any more."""
-        self._stages.waiting[call.stage] -= 1
-        self._stages.left[call.stage] += 1
-        self._stages.waiting[stage] += 1
+        call.stages.waiting[call.stage] -= 1
+        call.stages.left[call.stage] += 1
+        call.stages.waiting[stage] += 1
 
     def left(self, call: EnvironmentCall) -> None:
         """A call has ended."""
         self._open.discard(call)
-        self._stages.waiting[call.stage] -= 1
-        self._stages.left[call.stage] += 1
+        call.stages.waiting[call.stage] -= 1
+        call.stages.left[call.stage] += 1
         count, seconds = self._finished.get(call.name, (0, 0.0))
         self._finished[call.name] = (count + 1, seconds + call.seconds)
 
@@ -111,15 +113,18 @@ class EnvironmentCall:
         "name",
         "seconds",
         "stage",
+        "stages",
     )
 
     def __init__(
         self,
         owner: EnvironmentCalls,
+        stages: JobStages,
         limit_s: float,
         task: asyncio.Task[None],
         loads: Loads | None,
     ) -> None:
+        self.stages = stages
         self.stage = "step"
         self._loads = loads
         self._loaded_s = 0.0

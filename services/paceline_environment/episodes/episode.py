@@ -81,11 +81,11 @@ class Episode:
         self.scored_with_others = False  # those that came with the same reply
         self._group, self._job, self._peers = group, group.job, peers
         self._index, self._attempt = index, attempt
-        self._progress = progress
-        self._span = span
+        self._progress, self._span = progress, span
         self._environment = self._job.make_environment(assignment)
         limit_s, loads = self._job.spec.tasks.step_timeout_s, loads_of(self._environment)
-        self._call = peers.calls.of(limit_s, task, loads)
+        self._stages = peers.stages.of(self._job.job_id)
+        self._call = peers.calls.of(limit_s, task, loads, stages=self._stages)
         self._builder = TranscriptBuilder()
         self._start = group.starts.get(index)
         self._sampling = sampling_of(group, index)
@@ -173,7 +173,7 @@ class Episode:
         """Generate the next turn; returns its text."""
         turn = self._begin_turn()
         self._turn_began = started = self._peers.clock()
-        with self._peers.stages.wait("generate"), self._traced(turn):
+        with self._stages.wait("generate"), self._traced(turn):
             reason = await self._peers.policy.generate(turn)
         self._generate_s += self._peers.clock() - started
         self._turn_began = None
@@ -367,9 +367,9 @@ class Episode:
             variant=variant,
             variant_meta=meta,
         )
-        scoring, stages, job = self._peers.scoring, self._peers.stages, self._job
-        waiting = stages.waits_on(scoring.awaited(job.job_id))
-        with stages.wait("score"), waiting, self._span.child("score", kind="client") as span:
+        scoring, job = self._peers.scoring, self._job
+        waiting = self._peers.stages.waits_on(scoring.awaited(job.job_id))
+        with self._stages.wait("score"), waiting, self._span.child("score", kind="client") as span:
             if span:
                 item.trace = span.sent
             score = await scoring.score(

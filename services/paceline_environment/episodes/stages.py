@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.enums import Phase
 from paceline.server.liveness import WorkProgress
 from paceline.telemetry.usage import Usage
+from paceline.types import WorkerPhase
 
 # room: waiting for a slot, in generate; load: until an environment is loaded in a process
-STAGES = ("room", "generate", "step", "load", "score", "submit")
+STAGES = (Phase.ROOM, Phase.GENERATE, Phase.STEP, Phase.LOAD, Phase.SCORE, Phase.SUBMIT)
+
+
+def _zeros() -> dict[str, int]:
+    return dict.fromkeys(STAGES, 0)
+
+
+@dataclass(slots=True)
+class JobStages:
+    """What the open episodes of one job wait for."""
+
+    waiting: dict[str, int] = field(default_factory=_zeros)
+    left: dict[str, int] = field(default_factory=_zeros)
+
+    def wait(self, stage: str) -> AbstractContextManager[None]:
+        """Count an episode as waiting for `stage` inside the context."""
+        return _InStage(self, stage)
 
 
 @dataclass(slots=True)
 class Stages:
     """Counters of one worker."""
 
-    waiting: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STAGES, 0))
-    left: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STAGES, 0))
+    jobs: dict[str, JobStages] = field(default_factory=dict[str, JobStages])
     finished: int = 0
     infra_errors: int = 0
     restarted: int = 0  # episodes that could not be resumed
@@ -27,17 +45,44 @@ class Stages:
     tokens_received: int = 0  # from rollout workers
     usage: Usage | None = None
 
+    def of(self, job_id: str) -> JobStages:
+        """Those of a job."""
+        found = self.jobs.get(job_id)
+        if found is None:
+            found = self.jobs[job_id] = JobStages()
+        return found
+
+    def end(self, job_id: str) -> None:
+        """Forget a job, unless episodes of it are open."""
+        found = self.jobs.get(job_id)
+        if found is not None and not any(found.waiting.values()):
+            del self.jobs[job_id]
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Open episodes of all jobs by what they wait for."""
+        total = Counter(_zeros())
+        for job in self.jobs.values():
+            total.update(job.waiting)
+        return dict(total)
+
     def progress(self) -> WorkProgress:
         """Environment steps in progress and done; all other stages wait for another service."""
-        return WorkProgress(self.waiting["step"], self.left["step"])
+        done = {name: n for name, job in self.jobs.items() if (n := job.left[Phase.STEP])}
+        return WorkProgress(self.waiting[Phase.STEP], done)
+
+    def phases(self) -> tuple[WorkerPhase, ...]:
+        """The stages in which there are episodes, by job."""
+        return tuple(
+            WorkerPhase(stage, done=job.left[stage], total=job.left[stage] + count, job_id=name)
+            for name, job in self.jobs.items()
+            for stage, count in job.waiting.items()
+            if count
+        )
 
     def status(self) -> dict[str, Any]:
         """Fields for `/statusz`."""
-        return {"waiting": dict(self.waiting), "finished": self.finished}
-
-    def wait(self, stage: str) -> AbstractContextManager[None]:
-        """Count an episode as waiting for `stage` inside the context."""
-        return _InStage(self, stage)
+        return {"waiting": self.waiting, "finished": self.finished}
 
     def waits_on(self, service: str) -> AbstractContextManager[None]:
         """Count an episode as waiting for a service inside the context."""
@@ -49,7 +94,7 @@ class _InStage:
 
     __slots__ = ("_stage", "_stages")
 
-    def __init__(self, stages: Stages, stage: str) -> None:
+    def __init__(self, stages: JobStages, stage: str) -> None:
         self._stages = stages
         self._stage = stage
 

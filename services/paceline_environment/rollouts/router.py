@@ -87,7 +87,7 @@ class RolloutRouter:
             if not waiting.found.done():
                 self._count_queued(turn, 1)
                 try:
-                    with self._stages.wait("room"):
+                    with self._stages.of(turn.job_id).wait("room"):
                         async with asyncio.timeout(deadline - self._clock()):
                             await waiting.found
                 finally:

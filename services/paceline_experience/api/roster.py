@@ -10,7 +10,7 @@ from paceline import wire
 from paceline.enums import WorkerKind
 from paceline.transport.job_credential import JOB_KINDS
 from paceline.transport.rpc_authorization import check_speaks_for
-from paceline.types import Worker
+from paceline.types import Worker, WorkerPhase
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1 import roster_pb2_grpc, types_pb2
 from paceline.weights.route import ChunkSource, TransferProgress, TransferReport
@@ -53,6 +53,7 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
             load=request.load,
             transfers=[wire.from_proto(each, TransferProgress) for each in request.transfers],
             usage=request.usage,
+            phases=[wire.from_proto(each, WorkerPhase) for each in request.phases],
         )
         self._tracker.progress(member)
         if member.worker.kind in JOB_KINDS:  # which are not told of other jobs

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError
 from paceline.telemetry.logs import Log
-from paceline.types import Worker
+from paceline.types import Worker, WorkerPhase
 from paceline.weights.route import TransferProgress
 from paceline_experience.store.signal import Signal
 
@@ -56,7 +56,7 @@ class Query:
 
 
 class Roster:
-    """All members. `changed` fires for everything but load and transfer progress."""
+    """All members. `changed` fires for everything but load, phases and transfer progress."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class Roster:
         transfers = before.transfers if before is not None and same else ()
         usage = before.usage if before is not None and same else {}
         self._members[worker.worker_id] = Member(worker, self._clock(), transfers, usage)
-        if before is None or replace(before.worker, load=worker.load) != worker:
+        moving = {"load": worker.load, "phases": worker.phases}
+        if before is None or replace(before.worker, **moving) != worker:
             log.info("joined", worker=worker.worker_id, kind=worker.kind, at=worker.endpoint)
             self.changed.fire()
 
@@ -91,6 +92,7 @@ class Roster:
         load: Mapping[str, float] | None = None,
         transfers: Sequence[TransferProgress] = (),
         usage: Mapping[str, float] | None = None,
+        phases: Sequence[WorkerPhase] = (),
     ) -> Member:
         """Renew a membership.
 
@@ -100,7 +102,12 @@ class Roster:
         before = self._members.get(worker_id)
         if before is None:
             raise NotFoundError(f"worker {worker_id!r} is not in the roster; join again")
-        worker = replace(before.worker, active_version=active_version, load=dict(load or {}))
+        worker = replace(
+            before.worker,
+            active_version=active_version,
+            load=dict(load or {}),
+            phases=tuple(phases),
+        )
         member = Member(worker, self._clock(), tuple(transfers), dict(usage or {}))
         self._members[worker_id] = member
         moved = before.worker.active_version != active_version

@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.errors import ConfigError, IntegrityError, UnavailableError
 from paceline.files import locked, read_json, write_json
+from paceline.models.arrived import Arrived, unheard
 from paceline.models.weights import WANTED
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -71,7 +72,7 @@ class Hub:
             self._download(model.repo, model.commit, list(names), local_dir=folder)
             return {name: Path(folder, name).read_bytes() for name in names}
 
-    def download(self, repo: str, commit: str) -> Path:
+    def download(self, repo: str, commit: str, *, arrived: Arrived = unheard) -> Path:
         """Folder with the files of a commit, in the cache; large ones are read and compared.
 
         Processes that want the same files wait for each other.
@@ -81,7 +82,9 @@ class Hub:
             UnavailableError: the hub cannot be reached and the cache does not have all of them.
             IntegrityError: a file differs from the digest that the hub has of it.
         """
-        folder = Path(self._download(repo, commit, list(WANTED), cache_dir=self._cache))
+        folder = Path(
+            self._download(repo, commit, list(WANTED), arrived=arrived, cache_dir=self._cache)
+        )
         for path in sorted(folder.glob("*.safetensors")):
             self._verify(path)
         return folder
@@ -89,7 +92,15 @@ class Hub:
     def _cached(self, repo: str, revision: str) -> Path:
         return Path(self._download(repo, revision, list(WANTED), cache_dir=self._cache))
 
-    def _download(self, repo: str, revision: str, names: list[str], **place: Any) -> str:
+    def _download(
+        self,
+        repo: str,
+        revision: str,
+        names: list[str],
+        *,
+        arrived: Arrived = unheard,
+        **place: Any,
+    ) -> str:
         from huggingface_hub import snapshot_download
 
         with _translated(repo, revision):
@@ -100,7 +111,7 @@ class Hub:
                 ignore_patterns=["*/*"],
                 etag_timeout=self._timeout_s,
                 local_files_only=_offline(),
-                tqdm_class=_silent(),
+                tqdm_class=_silent(arrived),
                 **place,
             )
 
@@ -129,13 +140,23 @@ def _offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def _silent() -> Any:
-    """A progress bar that shows nothing: several threads of a service must not write to stderr."""
+def _silent(arrived: Arrived) -> Any:
+    """A progress bar that shows nothing: several threads of a service must not write to stderr.
+
+    `arrived` is told of those that count bytes; other releases have none.
+    """
     from huggingface_hub.utils import tqdm
 
     class Silent(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "disable": True})
+            self._counts = kwargs.get("unit") == "B"
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._counts:
+                self.n += n or 0  # which one that is disabled leaves
+                arrived(float(self.n), float(self.total or 0))
+            return None
 
     return Silent
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.config.sections.model import ModelPlace, ModelSettings, ModelSpec
 from paceline.errors import ConfigError
+from paceline.models.arrived import Arrived, unheard
 from paceline.models.hub import Hub
 from paceline.models.store import ModelStores
 from paceline.models.weights import check_weights
@@ -55,8 +56,10 @@ class ModelResolver:
         files = _small(model.sizes, names, read, max_bytes, spec.path)
         return FoundModel(spec.model_copy(update={"digest": model.digest}), files)
 
-    def folder(self, spec: ModelSpec) -> Path:
+    def folder(self, spec: ModelSpec, *, arrived: Arrived = unheard) -> Path:
         """Folder on this machine with all files of an accepted job's model.
+
+        `arrived` is told of downloads, by other threads too.
 
         Raises:
             ConfigError: as `find`; or the content has changed since the job was accepted.
@@ -67,10 +70,10 @@ class ModelResolver:
             self._check_hub()
             if not spec.revision:
                 raise ConfigError(f"model.path: {spec.path} is not a folder on this machine")
-            return self._hub.download(spec.path, spec.revision)
+            return self._hub.download(spec.path, spec.revision, arrived=arrived)
         if spec.place is ModelPlace.STORE:
             digest = spec.digest or self._stores.find(spec.path).digest
-            return self._stores.download(spec.path, digest)
+            return self._stores.download(spec.path, digest, arrived=arrived)
         return Path(spec.path)
 
     def _find_on_hub(self, spec: ModelSpec, names: Sequence[str], max_bytes: int) -> FoundModel:

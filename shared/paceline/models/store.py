@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, UnavailableError
 from paceline.files import locked, sync
+from paceline.models.arrived import Arrived, unheard
 from paceline.models.weights import is_wanted
 from paceline.object_stores import filesystem_of, has_credentials, package_of, shown, translated
 
@@ -67,7 +69,7 @@ class ModelStores:
         with _translated(model.url):
             return {name: fs.cat_file(f"{root}/{name}") for name in names}
 
-    def download(self, url: str, digest: str) -> Path:
+    def download(self, url: str, digest: str, *, arrived: Arrived = unheard) -> Path:
         """Folder with the files, in the cache; they must be those of this digest.
 
         A folder that is in the cache is complete: it appears there by a rename. Processes that want
@@ -92,7 +94,7 @@ class ModelStores:
             shutil.rmtree(draft, ignore_errors=True)  # of a process that died
             draft.mkdir(parents=True)
             try:
-                self._fill(model, draft)
+                self._fill(model, draft, arrived)
                 if self.find(url).digest != digest:
                     raise ConfigError(
                         f"model.path: {shown(url)} has changed while it was downloaded"
@@ -104,11 +106,15 @@ class ModelStores:
                     shutil.rmtree(draft, ignore_errors=True)
         return place
 
-    def _fill(self, model: StoredModel, draft: Path) -> None:
+    def _fill(self, model: StoredModel, draft: Path, arrived: Arrived) -> None:
         fs, root = self._open(model.url)
-        for name in sorted(filter(is_wanted, model.sizes)):
+        names = sorted(filter(is_wanted, model.sizes))
+        total, before = float(sum(model.sizes[name] for name in names)), 0
+        for name in names:
             with _translated(model.url), fs.open(f"{root}/{name}", "rb") as source:
-                num_bytes = _copy(source, draft / name)
+                copied = partial(_copied, arrived, before, total)
+                num_bytes = _copy(source, draft / name, copied)
+            before += num_bytes
             if num_bytes != model.sizes[name]:
                 raise UnavailableError(
                     f"model.path: {shown(model.url)}/{name} arrived with {num_bytes} of "
@@ -142,12 +148,17 @@ class ModelStores:
         return fs, root.rstrip("/")
 
 
-def _copy(source: Any, path: Path) -> int:
+def _copied(arrived: Arrived, before: int, total: float, num_bytes: int) -> None:
+    arrived(float(before + num_bytes), total)
+
+
+def _copy(source: Any, path: Path, copied: Callable[[int], object]) -> int:
     num_bytes = 0
     with path.open("wb") as target:
         while block := source.read(_BLOCK_BYTES):
             target.write(block)
             num_bytes += len(block)
+            copied(num_bytes)
     sync(path)
     return num_bytes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline import wire
@@ -31,7 +32,7 @@ async def ignored(job_id: str) -> None:
 
 
 class Membership:
-    """Keeps one worker registered in the roster.
+    """Keeps one worker registered in the roster; joins again with another endpoint.
 
     `report` returns its current endpoint, version and load; `progress` returns the weights that it
     can serve to peers, complete or partial; `ended` is called with jobs that have ended lately,
@@ -57,19 +58,18 @@ class Membership:
         self._kept = kept
         self._usage = usage
         self._num_beats = 0
+        self._joined: Worker | None = None
         self._period_s = period_s
 
     async def run(self) -> None:
         """Join and send heartbeats until cancelled, retrying while experience is unreachable."""
-        joined = False
         while True:
             try:
-                if not joined:
+                if self._joined != _lasting(self._report()):
                     await self.join()
-                    joined = True
                 await self.beat()
             except NotFoundError:
-                joined = False
+                self._joined = None
                 await asyncio.sleep(min(0.1, self._period_s))
                 continue
             except PacelineError as error:
@@ -78,8 +78,10 @@ class Membership:
 
     async def join(self) -> None:
         """Join the roster, or update the entry there."""
-        request = pb.JoinRequest(worker=wire.to_proto(self._report(), types_pb2.Worker))
+        worker = self._report()
+        request = pb.JoinRequest(worker=wire.to_proto(worker, types_pb2.Worker))
         await call(self._roster.Join, request, timeout_s=10.0, idempotent=True)
+        self._joined = _lasting(worker)
 
     async def beat(self) -> None:
         """Send a heartbeat with load and served weights.
@@ -98,6 +100,7 @@ class Membership:
             transfers=[wire.to_proto(each, pb.TransferProgress) for each in transfers],
             kept_jobs=self._kept() if names_kept else (),
             usage=self._usage(),
+            phases=[wire.to_proto(each, types_pb2.WorkerPhase) for each in worker.phases],
         )
         reply = await call(self._roster.Heartbeat, request, timeout_s=5.0)
         for job_id in reply.ended_jobs:
@@ -110,3 +113,8 @@ class Membership:
             await call(self._roster.Leave, request, timeout_s=2.0)
         except PacelineError as error:
             log.warning("cannot leave", error=error)
+
+
+def _lasting(worker: Worker) -> Worker:
+    """The worker without what its heartbeats carry."""
+    return replace(worker, active_version=-1, load={}, phases=())

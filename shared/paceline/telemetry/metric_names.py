@@ -431,6 +431,9 @@ NAMES: dict[str, Spec] = {
     "pending_scores": _gauge(
         "pending_scores", "workload", "controller", "Responses waiting to be scored."
     ),
+    "no_progress": _gauge(
+        "no_progress_seconds", "job", "controller", "Seconds since a job got on; 0: it does."
+    ),
     "restarts": _counter("restarts", "service", "controller", "Processes restarted."),
     "accelerator_seconds": _counter(
         "accelerator_seconds",

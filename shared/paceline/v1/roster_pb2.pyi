@@ -169,6 +169,7 @@ class HeartbeatRequest(_message.Message):
     TRANSFERS_FIELD_NUMBER: _builtins.int
     KEPT_JOBS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     active_version: _builtins.int
     @_builtins.property
@@ -189,6 +190,8 @@ class HeartbeatRequest(_message.Message):
     def usage(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """`capacity`, and cumulative seconds: `busy`, `stalled`, `handling`, `wait:` and a service."""
 
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerPhase]: ...
     def __init__(
         self,
         *,
@@ -199,10 +202,11 @@ class HeartbeatRequest(_message.Message):
         transfers: _abc.Iterable[Global___TransferProgress] | None = ...,
         kept_jobs: _abc.Iterable[_builtins.str] | None = ...,
         usage: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        phases: _abc.Iterable[_types_pb2.WorkerPhase] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "held_versions", b"held_versions", "kept_jobs", b"kept_jobs", "load", b"load", "transfers", b"transfers", "usage", b"usage", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "held_versions", b"held_versions", "kept_jobs", b"kept_jobs", "load", b"load", "phases", b"phases", "transfers", b"transfers", "usage", b"usage", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

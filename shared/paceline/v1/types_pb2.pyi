@@ -758,6 +758,7 @@ class Worker(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     kind: _options_pb2.WorkerKind.ValueType
     endpoint: _builtins.str
@@ -770,6 +771,8 @@ class Worker(_message.Message):
     """of rollout workers; empty: the job's first one"""
     @_builtins.property
     def load(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerPhase]: ...
     def __init__(
         self,
         *,
@@ -783,14 +786,52 @@ class Worker(_message.Message):
         load: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         pid: _builtins.int = ...,
         pool: _builtins.str = ...,
+        phases: _abc.Iterable[Global___WorkerPhase] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "endpoint", b"endpoint", "job_id", b"job_id", "kind", b"kind", "load", b"load", "pid", b"pid", "pool", b"pool", "site", b"site", "weights_endpoint", b"weights_endpoint", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "endpoint", b"endpoint", "job_id", b"job_id", "kind", b"kind", "load", b"load", "phases", b"phases", "pid", b"pid", "pool", b"pool", "site", b"site", "weights_endpoint", b"weights_endpoint", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Worker: _TypeAlias = Worker  # noqa: Y015
+
+@_typing.final
+class WorkerPhase(_message.Message):
+    """What a worker is at, and how far it is; in shared ones also what episodes of a job wait for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    number: _builtins.int
+    """of the version or step that it is for; -1: none"""
+    done: _builtins.float
+    """grows while the phase lasts; bytes, micro-batches or episodes"""
+    total: _builtins.float
+    """0: unknown"""
+    job_id: _builtins.str
+    """in shared workers; empty: the worker's own"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        number: _builtins.int = ...,
+        done: _builtins.float = ...,
+        total: _builtins.float = ...,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "job_id", b"job_id", "name", b"name", "number", b"number", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerPhase: _TypeAlias = WorkerPhase  # noqa: Y015
 
 @_typing.final
 class PolicyVersion(_message.Message):

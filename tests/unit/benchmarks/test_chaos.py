@@ -1,6 +1,7 @@
 """The accounting of benchmarks/faults.py finds each breach, and nothing where there is none."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 from chaos.accounting import COLUMNS, OTHERS, Books, Breach, check, fingerprint
 from chaos.faults import Injected
 from chaos.journal import Reader
+from chaos.naming import KINDS, Named
 from chaos.records import from_files, from_journals, from_log
 from chaos.runner import Told
-from chaos.table import table
+from chaos.table import table, table_of_names
 from chaos.world import truth
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -251,3 +253,44 @@ def test_a_breach_is_counted_for_its_kind_and_in_total() -> None:
     for column in (*COLUMNS, *OTHERS):
         assert result["total"][column] == result["kinds"]["kill store"][column] == 2
         assert result["kinds"]["network cut"][column] == 0
+
+
+SAID = {
+    "start fails: rollout, a missing module": (
+        "rollout-a1-0 failed once without progress: ModuleNotFoundError: No module named "
+        "'chaos_kernels'"
+    ),
+    "step fails: trainer": (
+        "trainer-a1 failed 2 times without progress: ZeroDivisionError: a hook with a bug (rank 0)"
+    ),
+    "hangs: trainer": (
+        "no progress since 15:18:16 UTC: trainer: it does not finish step 9; trainer-a1 is "
+        "training step 9, 1 micro-batches done"
+    ),
+    "hangs: rollout": (
+        "no progress since 15:18:16 UTC: rollout: episodes wait for tokens; rollout-a1-0 has 40 "
+        "requests"
+    ),
+    "hangs: environment": (
+        "no progress since 15:20:01 UTC: environment: episodes are in a step of their world"
+    ),
+    "frozen: trainer": "no progress since 15:20:51 UTC: trainer: none is in the roster",
+    "frozen: rollout": "no progress since 15:21:23 UTC: rollout: no worker is in the roster",
+    "frozen: environment": (
+        "no progress since 15:21:52 UTC: environment: no worker is in the roster"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_only_the_culprit_counts_as_named(kind: str) -> None:
+    assert re.search(KINDS[kind].names, SAID[kind])
+    others = [name for name in SAID if name != kind]
+    assert not [name for name in others if re.search(KINDS[kind].names, SAID[name])]
+
+
+def test_what_was_not_named_is_counted_beside_the_seconds() -> None:
+    named = [Named("a", 1.0, "words"), Named("b", 3.0, "words"), Named("c", None, "")]
+    result = table_of_names(named)
+    assert (result["named_s"]["median"], result["named_s"]["max"]) == (2.0, 3.0)
+    assert (result["named_s"]["measured"], result["not_named"]) == (2, ["c"])

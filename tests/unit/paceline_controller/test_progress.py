@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,10 +11,20 @@ from hypothesis import strategies as st
 
 from paceline.config import JobSpec
 from paceline.config.load import parse_job
-from paceline.enums import JobState, WorkerKind
+from paceline.enums import JobState, Phase, WorkerKind
 from paceline.errors import UnavailableError
-from paceline.types import Worker
+from paceline.telemetry.metrics import Metrics
+from paceline.types import Worker, WorkerPhase
 from paceline.v1.experience_pb2 import JobDemand
+from paceline_controller.jobs.phases import (
+    LATELY,
+    LEAST_S,
+    LIMITS_S,
+    SLACK,
+    USUAL_LIMIT_S,
+    WorkerPhases,
+    words,
+)
 from paceline_controller.jobs.plan import LiveJob
 from paceline_controller.jobs.progress import (
     ABSENT_S,
@@ -41,6 +51,20 @@ SPEC: JobSpec = parse_job(
     }
 )
 JOB = LiveJob("math-1", JobState.RUNNING, 3, SPEC)
+
+
+def waiting(**stages: int) -> Worker:
+    """An environment worker whose episodes wait in these stages."""
+    return of_jobs((JOB.job_id, stages))
+
+
+def of_jobs(*jobs: tuple[str, Mapping[str, int]], **load: float) -> Worker:
+    phases = tuple(
+        WorkerPhase(stage, done=100, total=100 + count, job_id=job_id)
+        for job_id, stages in jobs
+        for stage, count in stages.items()
+    )
+    return replace(worker(WorkerKind.ENVIRONMENT), phases=phases, load=load)
 
 
 def worker(kind: WorkerKind, name: str = "", version: int = -1, **load: float) -> Worker:
@@ -101,9 +125,20 @@ class Watched:
 
     def __init__(self) -> None:
         self.source, self.clock = Source(), FakeClock()
+        self.metrics = Metrics()
         self.watch = ProgressWatch(
-            source=self.source, clock=self.clock, wall=lambda: self.clock() - 1000.0
+            source=self.source,
+            metrics=self.metrics,
+            clock=self.clock,
+            wall=lambda: self.clock() - 1000.0,
         )
+
+    @property
+    def quiet_s(self) -> float:
+        """As the metric has it; -1: there is none."""
+        labels = {"job": JOB.job_id}
+        value = self.metrics.registry.get_sample_value("paceline_no_progress_seconds", labels)
+        return -1.0 if value is None else value
 
     async def after(self, seconds: float, job: LiveJob = JOB) -> str:
         """The reason after so many seconds, looked at as often as the reconciler does."""
@@ -129,19 +164,19 @@ KINDS: dict[str, tuple[Callable[[Source], object], str]] = {
         "rollout: 1 of 1 workers have not taken version 3",
     ),
     "rollout hangs": (
-        lambda s: s.put(worker(WorkerKind.ENVIRONMENT, waiting_generate=15, waiting_step=1)),
+        lambda s: s.put(waiting(generate=15, step=1)),
         "rollout: episodes wait for tokens",
     ),
     "reward hangs": (
-        lambda s: s.put(worker(WorkerKind.ENVIRONMENT, waiting_score=16)),
+        lambda s: s.put(waiting(score=16)),
         "reward: episodes wait for their scores",
     ),
     "environment hangs": (
-        lambda s: s.put(worker(WorkerKind.ENVIRONMENT, waiting_step=16)),
+        lambda s: s.put(waiting(step=16)),
         "environment: episodes are in a step of their world",
     ),
     "experience does not store": (
-        lambda s: s.put(worker(WorkerKind.ENVIRONMENT, waiting_submit=16)),
+        lambda s: s.put(waiting(submit=16)),
         "experience: episodes wait to be stored",
     ),
     "environment cannot start": (
@@ -180,15 +215,19 @@ async def test_the_status_names_the_culprit(kind: str) -> None:
         watched.source.wants.leased = 0
     seen = evidence_of(JOB, await watched.source.workers(), watched.source.wants)
     served = any(each.active_version >= 0 for each in seen.rollouts)
-    bound_s = culprit(seen, served=served).bound_s
+    bound_s = culprit(seen, WorkerPhases(), served=served).bound_s
     assert ABSENT_S <= bound_s <= LOADING_S
     assert await watched.after(bound_s - 1) == ""
     reason = await watched.after(1 + LOOK_EVERY_S)
     assert reason.startswith(f"no progress since 00:00:00 UTC: {expected}")
     # Nothing is written again and again while it lasts.
     assert await watched.after(1000) == reason
+    assert 1000 < watched.quiet_s < 1000 + bound_s + 2 * LOOK_EVERY_S
     watched.source.change(step=4)
     assert await watched.after(LOOK_EVERY_S) == ""
+    assert watched.quiet_s == 0.0
+    watched.watch.close()
+    assert watched.quiet_s == -1.0
 
 
 async def test_a_trainer_that_has_its_batch_has_more_time() -> None:
@@ -256,13 +295,35 @@ async def test_a_step_that_hangs_is_noticed_though_its_clock_runs() -> None:
 
 async def test_what_episodes_of_other_jobs_wait_for_is_not_said() -> None:
     watched = Watched()
-    watched.source.put(worker(WorkerKind.ENVIRONMENT, waiting_score=500))
-    other = replace(JOB, job_id="other-1")
-    for _ in range(40):
-        await watched.watch.look([JOB, other])
-        watched.clock.pass_s(LOOK_EVERY_S)
-    reason = watched.watch.reason(JOB.job_id)
-    assert reason.endswith("environment, rollout or reward: no episode ends")
+    others = ("other-1", {"score": 500})
+    watched.source.put(of_jobs(others, (JOB.job_id, {"generate": 3, "room": 3})))
+    reason = await watched.after(BUSY_S + LOOK_EVERY_S)
+    assert reason.endswith("rollout: episodes wait for room on a worker")
+
+
+async def test_slots_that_other_jobs_have_are_no_fault_of_the_environment() -> None:
+    watched = Watched()
+    watched.source.wants.leased = 0
+    watched.source.change(queued=8)
+    watched.source.put(of_jobs(("other-1", {"generate": 64}), open=64.0, slots=64.0))
+    reason = await watched.after(BUSY_S + LOOK_EVERY_S)
+    assert reason.endswith("environment: other jobs have all of its 64 slots")
+
+
+async def test_the_worker_that_has_the_requests_is_named() -> None:
+    watched = Watched()
+    busy = worker(WorkerKind.ROLLOUT, version=3, open=12)
+    idle = worker(WorkerKind.ROLLOUT, "rollout-1", version=3, open=0)
+    watched.source.put(waiting(generate=8), busy, idle)
+    reason = await watched.after(BUSY_S + LOOK_EVERY_S)
+    assert reason.endswith("rollout: episodes wait for tokens; rollout-0 has 12 requests")
+
+
+async def test_the_load_of_shared_workers_is_not_told() -> None:
+    watched = Watched()
+    watched.source.put(waiting(score=8), worker(WorkerKind.REWARD, "reward-1", pending=700))
+    reason = await watched.after(BUSY_S + LOOK_EVERY_S)
+    assert reason.endswith("reward: episodes wait for their scores")
 
 
 @pytest.mark.parametrize("stage", ["step", "score"])
@@ -270,16 +331,16 @@ async def test_an_evaluation_in_progress_has_the_time_of_its_episodes(stage: str
     watched = Watched()
     watched.source.wants.leased = 0
     watched.source.change(measuring=True, eval_open=8)
-    change(watched.source, "environment-0", load={f"waiting_{stage}": 8})
+    watched.source.put(waiting(**{stage: 8}))
     assert await watched.after(BUSY_S - 1) == ""
-    assert STAGES[stage] in await watched.after(2 * LOOK_EVERY_S)
+    assert STAGES[Phase(stage)] in await watched.after(2 * LOOK_EVERY_S)
 
 
 async def test_an_evaluation_that_hangs_is_noticed_though_the_trainer_has_a_batch() -> None:
     watched = Watched()
     watched.source.wants.trainer_wait_s = 0.0
     watched.source.change(measuring=True)
-    watched.source.put(worker(WorkerKind.ENVIRONMENT, waiting_generate=4))
+    watched.source.put(waiting(generate=4))
     assert (await watched.after(BUSY_S + LOOK_EVERY_S)).endswith("episodes wait for tokens")
 
 
@@ -306,7 +367,7 @@ async def test_a_long_step_of_a_world_has_the_time_that_its_job_allows() -> None
     watched = Watched()
     tasks = SPEC.tasks.model_copy(update={"step_timeout_s": 600.0})
     patient = replace(JOB, spec=SPEC.model_copy(update={"tasks": tasks}))
-    watched.source.put(worker(WorkerKind.ENVIRONMENT, waiting_step=16))
+    watched.source.put(waiting(step=16))
     assert await watched.after(599.0, patient) == ""
     assert "episodes are in a step" in await watched.after(1 + LOOK_EVERY_S, patient)
 
@@ -325,6 +386,127 @@ async def test_jobs_that_do_not_run_are_left_alone(state: JobState) -> None:
     assert await watched.after(10_000, replace(JOB, state=state)) == ""
     # It has its time again when it goes on.
     assert await watched.after(BUSY_S - 1) == ""
+
+
+def at(kind: WorkerKind, phase: WorkerPhase, version: int = -1, pid: int = 0) -> Worker:
+    return replace(worker(kind, version=version), phases=(phase,), pid=pid)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A worker in a phase, and how the job is meanwhile."""
+
+    kind: WorkerKind
+    phase: Phase
+    version: int = -1  # of its weights
+    state: JobState = JobState.RUNNING
+
+    def put(self, source: Source, done: float, number: int = 4, pid: int = 0) -> None:
+        waits = self.kind is WorkerKind.ROLLOUT
+        source.wants.trainer_wait_s = 1.0 if waits else 0.0
+        source.wants.leased = 0
+        phase = WorkerPhase(self.phase, number, done, total=14.2e9)
+        source.put(at(self.kind, phase, self.version, pid))
+
+
+OF_TRAINERS = (
+    Phase.STEPPING,
+    Phase.COMMITTING,
+    Phase.CHECKPOINTING,
+    Phase.PUBLISHING,
+    Phase.LOADING_CHECKPOINT,
+    Phase.LOADING_MODEL,
+    Phase.DOWNLOADING_MODEL,
+)
+OF_ROLLOUTS = (
+    Phase.STARTING_ENGINE,
+    Phase.WAITING_FOR_WEIGHTS,
+    Phase.RECEIVING_WEIGHTS,
+    Phase.LOADING_WEIGHTS,
+    Phase.CHECKING_WEIGHTS,
+)
+CASES = [
+    *(Case(WorkerKind.TRAINER, phase, 3) for phase in OF_TRAINERS),
+    *(Case(WorkerKind.TRAINER, phase, -1, JobState.STARTING) for phase in OF_TRAINERS[-3:]),
+    *(Case(WorkerKind.ROLLOUT, phase, -1) for phase in OF_ROLLOUTS),
+    *(Case(WorkerKind.ROLLOUT, phase, 2) for phase in OF_ROLLOUTS[2:]),  # has older weights
+]
+
+
+@given(case=st.sampled_from(CASES), data=st.data())
+async def test_a_phase_that_moves_is_left_alone_and_one_that_stands_is_named(
+    case: Case, data: st.DataObject
+) -> None:
+    """Also after retries, in which a worker gets as far as before and no further."""
+    watched, job = Watched(), replace(JOB, state=case.state)
+    pauses = st.lists(st.integers(2, int(LEAST_S) - 4), max_size=6)
+    done, first_s = 1e9, watched.clock()
+    case.put(watched.source, done)
+    assert await watched.after(0, job) == ""
+    for pause_s in data.draw(pauses):
+        assert await watched.after(pause_s, job) == ""
+        done, first_s = done + 1e8, watched.clock()
+        case.put(watched.source, done)
+    limit_s = LIMITS_S.get(case.phase, USUAL_LIMIT_S)
+    reason = ""
+    for pause_s in data.draw(pauses):  # it begins again, and stops where it was before
+        reason = await watched.after(pause_s, job)
+        case.put(watched.source, data.draw(st.sampled_from([0.0, 1e9, done])))
+    case.put(watched.source, done)
+    reason = await watched.after(limit_s + 2 * LOOK_EVERY_S, job)
+    assert re.match(r"no progress since \d\d:\d\d:\d\d UTC: ", reason)
+    assert f"{case.kind}: " in reason
+    assert f"; {case.kind}-0 is {case.phase} 4" in reason
+    if case.phase is Phase.RECEIVING_WEIGHTS:
+        assert f"{done / 1e9:.1f} of 14.2 GB" in reason
+    case.put(watched.source, done + 1e8)
+    assert await watched.after(LOOK_EVERY_S, job) == ""
+    assert watched.clock() > first_s
+
+
+async def test_a_phase_that_was_short_before_has_less_time() -> None:
+    watched = Watched()
+    for done in range(1, 10):
+        Case(WorkerKind.TRAINER, Phase.STEPPING, 3).put(watched.source, done)
+        assert await watched.after(LOOK_EVERY_S) == ""
+    assert await watched.after(LEAST_S - 2 * LOOK_EVERY_S) == ""
+    # A micro-batch may seem to take the time between two looks, or twice that.
+    reason = await watched.after(2 * SLACK * LOOK_EVERY_S - LEAST_S + 3 * LOOK_EVERY_S)
+    assert reason.endswith(
+        "trainer: it does not finish step 4; trainer-0 is training step 4, 9 micro-batches done"
+    )
+
+
+async def test_a_first_step_that_compiles_says_nothing_about_the_others() -> None:
+    watched = Watched()
+    for number in range(LATELY + 2):
+        Case(WorkerKind.TRAINER, Phase.STEPPING, 3).put(watched.source, 0, number)
+        assert await watched.after(LOOK_EVERY_S if number else 100.0) == ""
+    assert await watched.after(LEAST_S - 2 * LOOK_EVERY_S) == ""
+    assert await watched.after(2 * SLACK * LOOK_EVERY_S) != ""
+
+
+async def test_a_long_first_phase_is_left_alone() -> None:
+    watched = Watched()
+    case = Case(WorkerKind.TRAINER, Phase.STEPPING, 3)
+    case.put(watched.source, 0)
+    assert await watched.after(TRAINING_S - LOOK_EVERY_S) == ""
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "expected"),
+    [(3.1e9, 14.2e9, "3.1 of 14.2 GB"), (0, 999, "0.0 of 999.0 B"), (5e5, 2e6, "0.5 of 2.0 MB")],
+)
+def test_how_far_it_is(done: float, total: float, expected: str) -> None:
+    phase = WorkerPhase(Phase.RECEIVING_WEIGHTS, 3, done, total)
+    assert words(phase) == f"receiving weights of version 3, {expected}"
+
+
+async def test_phases_of_other_releases_are_unknown() -> None:
+    watched = Watched()
+    watched.source.put(at(WorkerKind.ROLLOUT, WorkerPhase("dreaming\nof tokens"), version=3))
+    reason = await watched.after(BUSY_S + LOOK_EVERY_S)
+    assert "dreaming" not in reason
 
 
 MOVES: dict[str, Callable[[Source, int], object]] = {

@@ -396,11 +396,12 @@ class Timed:
     def __init__(self, limit_s: float) -> None:
         self.stages = Stages()
         self._limit_s = limit_s
-        self._calls = EnvironmentCalls(stages=self.stages, metrics=Metrics())
+        self._calls = EnvironmentCalls(metrics=Metrics())
 
     async def call(self, world: RemoteWorld, work: Awaitable[Any]) -> Any:
         task: Any = asyncio.current_task()
-        with self._calls.of(self._limit_s, task, world).begin("call"):
+        stages = self.stages.of("job")
+        with self._calls.of(self._limit_s, task, world, stages=stages).begin("call"):
             return await work
 
     async def sweep(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 from grpc import aio
 
 from paceline.config import ServiceSettings, parse_job
-from paceline.enums import WorkerKind
+from paceline.enums import Phase, WorkerKind
 from paceline.errors import ConfigError
 from paceline.server.chassis import Chassis
 from paceline.telemetry.metrics import Metrics
@@ -54,6 +54,8 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
         self.blobs = {hashlib.sha256(data).hexdigest(): data for data in files.values()}
         self.names = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
         self.workers: dict[str, types_pb2.Worker] = {}
+        self.joins: list[types_pb2.Worker] = []
+        self.phases: list[str] = []  # of heartbeats
         self.left = 0
         self.held: list[roster_pb2.TransferProgress] = []
         self.reports: list[roster_pb2.ReportTransferRequest] = []
@@ -75,6 +77,7 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
         self, request: roster_pb2.JoinRequest, context: Any
     ) -> roster_pb2.JoinReply:
         self.workers[request.worker.worker_id] = request.worker
+        self.joins.append(request.worker)
         return roster_pb2.JoinReply(lease_s=6)
 
     async def Heartbeat(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -83,6 +86,7 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
         self.workers[request.worker_id].active_version = request.active_version
         self.workers[request.worker_id].load.update(request.load)
         self.held = list(request.transfers)
+        self.phases += [f"{each.name} {each.number}" for each in request.phases]
         return roster_pb2.HeartbeatReply()
 
     async def ReportTransfer(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -236,6 +240,21 @@ async def test_follows_versions_and_relays(tmp_path: Path, model_of: Any, snapsh
         copy = await pull(source, job_id="job", version=1, stage=Staging, timeout_s=PATIENCE_S)
         assert copy.complete
         assert {"cpu_s", "busy_s", "tokens_generated"} <= set(worker.load)
+
+
+async def test_a_worker_says_what_it_is_at_from_the_start_of_its_engine(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    async with world(tmp_path, {"rollout": {"engine": {"kind": "simulated"}}}, {}) as w:
+        first, last = w.ledger.joins[0], w.ledger.joins[-1]
+        assert [each.name for each in first.phases] == [Phase.STARTING_ENGINE]
+        assert not first.weights_endpoint  # it gets no route
+        assert [each.name for each in last.phases] == [Phase.WAITING_FOR_WEIGHTS]
+        assert last.weights_endpoint
+        w.publish(snapshot_of(model_of(), version=5))
+        async with asyncio.timeout(PATIENCE_S):
+            while f"{Phase.SERVING} 5" not in w.ledger.phases:
+                await asyncio.sleep(0.02)
 
 
 def sealed(staging: Staging, key: bytes) -> Staging:

@@ -14,10 +14,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from paceline.config import parse_job
 from paceline.config.service import ProbeSettings
+from paceline.enums import Phase
 from paceline.errors import FencedError, InvalidError, StateError, UnavailableError
 from paceline.objective.load import load_objective
 from paceline.server.liveness import ProcessProgress
+from paceline.server.phase_report import PhaseReport
 from paceline.transport.rpc import connect
+from paceline.types import WorkerPhase
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
@@ -27,13 +30,14 @@ from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.liveness import TrainerLiveness
+from paceline_trainer.phase_clock import PhaseClock
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.mismatch import mismatch_of
 from paceline_trainer.step.model import shard
 from paceline_trainer.step.optimizer import Optimizer
-from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
+from paceline_trainer.trainer import Trainer, TrainingBackend
 from paceline_trainer.weights.publish import Publisher, Snapshotter
 from paceline_trainer.work_thread import WorkThread
 
@@ -145,6 +149,30 @@ async def make(
 async def reached(one_job: Any, trainer: Trainer, commits: int, phase: str) -> None:
     while len(one_job.commits) < commits or trainer.clock.phase != phase:
         await asyncio.sleep(0.01)
+
+
+class Recorded(PhaseReport):
+    """Keeps all phases, with how far each has come."""
+
+    def __init__(self) -> None:
+        self.all: list[WorkerPhase] = []
+        super().__init__(Phase.LOADING_MODEL)
+
+    def enter(self, phase: Phase, *, number: int = -1, total: float = 0.0) -> None:
+        self.all.append(self.now)
+        super().enter(phase, number=number, total=total)
+
+
+async def test_a_trainer_reports_its_phases_and_micro_batches(one_job: Any, make: Make) -> None:
+    trainer = make(1)
+    trainer.clock.report = report = Recorded()
+    await asyncio.wait_for(trainer.run(), LIMIT_S)
+    seen = [(each.name, each.number) for each in report.all]
+    for step in (1, 2):
+        at = seen.index((Phase.STEPPING, step))
+        assert seen[at - 1] == (Phase.WAITING_FOR_BATCH, step)
+        assert seen[at + 1] == (Phase.COMMITTING, step)
+        assert report.all[at].done >= 1
 
 
 async def test_a_slow_storage_holds_nothing_else_up(one_job: Any, make: Make) -> None:
@@ -315,7 +343,7 @@ async def test_at_the_end_it_serves_until_the_job_is_over(one_job: Any, make: Ma
 
 async def test_seconds_of_the_present_phase_count_before_it_is_over() -> None:
     clock = PhaseClock()
-    with clock.measure("waiting"):
+    with clock.measure("waiting", 1):
         await asyncio.sleep(0.05)
         first = clock.elapsed()["waiting"]
         assert first >= 0.05
@@ -349,7 +377,7 @@ async def test_a_waiting_trainer_is_healthy_and_a_hanging_one_is_not(
     await asyncio.gather(running, return_exceptions=True)
 
     released = threading.Event()
-    with trainer.clock.measure("stepping"):
+    with trainer.clock.measure("stepping", 1):
         hanging = asyncio.create_task(trainer.compute.run(released.wait))
         await asyncio.sleep(0.01)
         await pass_by(105)

@@ -87,6 +87,11 @@ class Receiver:
         """The newest version that a route leads to; -1: none yet."""
         return -1 if self._route is None else self._route.version.version
 
+    @property
+    def latest(self) -> int:
+        """The newest version that is complete; -1: none yet."""
+        return self._latest
+
     def refetch(self, version: int) -> None:
         """Fetch a complete version again because it proved unusable, unless it is outdated."""
         if version == self._latest:

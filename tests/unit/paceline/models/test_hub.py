@@ -42,9 +42,11 @@ for name, fields in calls:
             files = {k: v.decode() for k, v in found.files.items()}
             print(json.dumps({"revision": found.spec.revision, "files": files}))
         else:
-            folder = resolver.folder(spec)
+            arrived = []
+            folder = resolver.folder(spec, arrived=lambda *so_far: arrived.append(so_far))
             names = sorted(path.name for path in folder.iterdir())
-            print(json.dumps({"folder": str(folder), "names": names}))
+            most = max(arrived, default=(0, 0))
+            print(json.dumps({"folder": str(folder), "names": names, "arrived": most}))
     except PacelineError as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error.message}"}))
 """
@@ -100,6 +102,8 @@ def test_a_branch_is_pinned_and_every_machine_gets_that_commit(
     for each in (machine, Machine(hub, tmp_path / "two")):
         [got] = each.run(("folder", pinned))
         assert got["names"] == ["config.json", "model.safetensors", "tokenizer.json"]
+        num_bytes = sum(len(FILES[name]) for name in got["names"])
+        assert got["arrived"] == [num_bytes, num_bytes]
         assert Path(got["folder"], "config.json").read_bytes() == FILES["config.json"]
     [moved] = machine.run(("find", {"path": "org/tiny"}))
     assert moved["revision"] == second

@@ -71,6 +71,16 @@ def test_a_folder_is_pinned_and_cached_by_its_content(url: str, tmp_path: Path) 
         resolver(tmp_path / "c").find(found.spec, NAMES, max_bytes=1000)
 
 
+def test_a_download_says_how_much_has_arrived(url: str, tmp_path: Path) -> None:
+    spec = resolver(tmp_path).find(ModelSpec(path=url), NAMES, max_bytes=1000).spec
+    arrived: list[tuple[float, float]] = []
+    resolver(tmp_path / "a").folder(spec, arrived=lambda done, of: arrived.append((done, of)))
+    total = sum(len(data) for name, data in FILES.items() if name != "a.py")
+    assert arrived[-1] == (total, total)
+    assert arrived == sorted(arrived)
+    assert len(arrived) == len(FILES) - 1
+
+
 def test_what_a_dead_process_left_does_not_count(url: str, tmp_path: Path) -> None:
     spec = resolver(tmp_path).find(ModelSpec(path=url), NAMES, max_bytes=1000).spec
     draft = tmp_path / "cache/models/stores" / f".{spec.digest}.draft"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from paceline.enums import WorkerKind
+from paceline.enums import Phase, WorkerKind
 from paceline.errors import NotFoundError
-from paceline.types import Worker
+from paceline.types import Worker, WorkerPhase
 from paceline.weights.route import TransferProgress
 from paceline_experience.fleet.roster import Query, Roster
 from paceline_harness.patience import PATIENCE_S
@@ -73,10 +73,12 @@ def test_a_worker_without_heartbeats_is_dropped(roster: Roster, clock: Clock) ->
 
 def test_a_heartbeat_carries_version_load_and_held_weights(roster: Roster) -> None:
     roster.join(worker("a"))
-    roster.beat("a", active_version=3, load={"running": 2.0}, transfers=has(2, 3))
+    phase = WorkerPhase(Phase.LOADING_WEIGHTS, 4)
+    roster.beat("a", active_version=3, load={"running": 2.0}, transfers=has(2, 3), phases=[phase])
     (member,) = roster.members(Query())
     assert (member.worker.active_version, member.worker.load) == (3, {"running": 2.0})
     assert member.held == {2, 3}
+    assert member.worker.phases == (phase,)
 
 
 def test_leaving_twice_is_leaving_once(roster: Roster) -> None:
@@ -93,11 +95,13 @@ def test_a_new_process_under_the_same_name_holds_nothing(roster: Roster) -> None
     assert roster.members(Query())[0].held == frozenset()
 
 
-def test_load_alone_is_no_change(roster: Roster) -> None:
+def test_load_and_phases_alone_are_no_change(roster: Roster) -> None:
     roster.join(worker("a"))
     roster.beat("a", active_version=1)
     event = roster.changed.event()
-    roster.beat("a", active_version=1, load={"running": 9.0})
+    roster.beat(
+        "a", active_version=1, load={"running": 9.0}, phases=[WorkerPhase(Phase.SERVING, 1)]
+    )
     roster.join(replace(worker("a"), active_version=1))
     assert not event.is_set()
     roster.beat("a", active_version=2)

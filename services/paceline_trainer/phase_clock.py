@@ -1,0 +1,71 @@
+"""The phases of a trainer: the seconds of each, and the present one for the roster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from paceline.enums import Phase
+from paceline.server.phase_report import PhaseReport
+from paceline_trainer.step.model import PolicyModel
+
+_NAMES = {
+    "waiting": Phase.WAITING_FOR_BATCH,
+    "stepping": Phase.STEPPING,
+    "checkpointing": Phase.CHECKPOINTING,
+    "publishing": Phase.PUBLISHING,
+}
+
+
+@dataclass(slots=True)
+class PhaseClock:
+    """Seconds by phase since the start, and the current phase."""
+
+    phase: str = "loading"
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    ended: dict[str, int] = field(default_factory=dict[str, int])  # how often each phase has ended
+    report: PhaseReport = field(default_factory=lambda: PhaseReport(Phase.LOADING_MODEL))
+    _started: float | None = None  # of the current phase
+
+    @contextmanager
+    def measure(self, phase: str, step: int) -> Generator[None]:
+        """Count the time inside the context as that of a phase, which is for a step."""
+        before, self.phase = self.phase, phase
+        self.report.enter(_NAMES[phase], number=step)
+        self._started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds = self.elapsed()
+            self.ended[phase] = self.ended.get(phase, 0) + 1
+            self.phase, self._started = before, None
+
+    def elapsed(self) -> dict[str, float]:
+        """Seconds by phase, including the current one so far."""
+        if self._started is None:
+            return dict(self.seconds)
+        elapsed_s = time.perf_counter() - self._started
+        return {**self.seconds, self.phase: self.seconds.get(self.phase, 0.0) + elapsed_s}
+
+
+def report_loading(policy: PolicyModel, world: int, report: PhaseReport) -> None:
+    """Report the bytes of a policy that this rank of `world` has read, while it is sharded."""
+    source = policy.source
+    if source is None:
+        return
+
+    def counted(parameters: Iterable[Tensor], rank: int, world: int) -> None:
+        read = list(parameters)
+        source(read, rank, world)
+        report.add(_num_bytes(read) / world)
+
+    report.enter(Phase.LOADING_MODEL, total=_num_bytes(policy.parameters()) / world)
+    policy.source = counted
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> float:
+    return float(sum(each.numel() * each.element_size() for each in tensors))
