@@ -7,7 +7,7 @@ from typing import Any
 from paceline.enums import ScoreStatus
 from paceline.errors import InvalidError
 from paceline.plugins import RewardInput, declares
-from paceline.rewards.answers import expected, normal
+from paceline.rewards.answers import expected, normal, whole
 from paceline.types import Score, Task
 
 
@@ -15,6 +15,7 @@ def _check_gold(
     task: Task, *, world: str, answer_field: str = "answer", numeric: bool = False, **options: Any
 ) -> None:
     del world, options
+    whole(task, answer_field)
     _gold(task, answer_field, strip=True, casefold=False, numeric=numeric)
 
 
