@@ -7,6 +7,8 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import cast
 
 from paceline.code.tokenizers.frames import Call, ShowCall, Shown, TextCall
 from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizers
@@ -15,7 +17,7 @@ from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import BusyError, ConfigError, InvalidError
 from paceline.plugins import Message, Observation, Replies
 from paceline.sandbox.sandbox import Sandbox
-from paceline.tokens.chat import RejectedMessagesError
+from paceline.tokens.chat import RejectedMessagesError, Rendered
 from paceline.tokens.dialogue import DialogueState
 from paceline.tokens.steps import DialogueStep
 
@@ -23,6 +25,7 @@ _QUEUE_TIMEOUT_S = 20.0
 _MAX_PROCESSES = 4
 _MAX_KNOWN = 1024  # models
 _WRONG = "model.path: tokenizer.json: its process gave a wrong answer"
+_SYSTEM = Message("system", "Be brief.")
 _GREETING = Observation(messages=(Message("user", "Hello"),), text="Hello")
 # What files with other contents than expected raise, wherever they are read or rendered.
 _OF_FILES = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError)
@@ -182,17 +185,33 @@ class _Asked:
 
 async def _hold_dialogue(tokenizer: JobTokenizer, observations: Sequence[Observation]) -> None:
     """Render messages in turns and decode the tokens; raises what goes wrong."""
-    state = DialogueState()
-    for number, observation in enumerate(observations):
-        try:
-            rendered, prefix = await tokenizer.show(state.observed(observation))
-        except RejectedMessagesError:
-            if number:
-                raise
-            return  # this dialogue only; it is the one failure that counts as success
+    state, rendered = await _begun(tokenizer, observations[0])
+    await tokenizer.turn_text(rendered.tokens, keep_special=False)
+    for observation in observations[1:]:
+        state.turn(tokenizer.eos[:1])
+        rendered, prefix = await tokenizer.show(state.observed(observation))
         state.shown(prefix)
         await tokenizer.turn_text(rendered.tokens, keep_special=False)
-        state.turn(tokenizer.eos[:1])
+
+
+async def _begun(tokenizer: JobTokenizer, first: Observation) -> tuple[DialogueState, Rendered]:
+    """Show the first observation, or with a message of the system if the template wants one.
+
+    Raises:
+        RejectedMessagesError: the template wants neither.
+    """
+    refused: RejectedMessagesError | None = None
+    for before in ((), (_SYSTEM,)):
+        state = DialogueState()
+        opening = replace(first, messages=(*before, *first.messages))
+        try:
+            rendered, prefix = await tokenizer.show(state.observed(opening))
+        except RejectedMessagesError as error:
+            refused = refused or error
+            continue
+        state.shown(prefix)
+        return state, rendered
+    raise cast("RejectedMessagesError", refused)
 
 
 def _digest(files: Mapping[str, bytes]) -> str:
