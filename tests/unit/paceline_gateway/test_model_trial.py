@@ -112,3 +112,17 @@ async def test_others_are_accepted_and_tried_once(
         await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)
         seconds.append(time.monotonic() - since)
     assert min(seconds[1:]) < seconds[0]
+
+
+async def test_a_token_that_the_template_shows_has_an_embedding(
+    gateway: Gateway, job: dict[str, Any]
+) -> None:
+    added = {"id": 2, "content": "<|user|>", "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    template = "<|user|>{{ messages[0].content }}"
+    asked = request(job, {"added_tokens": [added | flags]}, template)
+    asked.files["config.json"] = json.dumps({"vocab_size": 2}).encode()
+    with pytest.raises(ConfigError, match=r"shows the token 2, but config\.json says vocab_size 2"):
+        await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)
+    asked.files["config.json"] = json.dumps({"vocab_size": 3}).encode()
+    await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)
