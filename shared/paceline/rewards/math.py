@@ -126,10 +126,11 @@ def _equal(gold: Sequence[Any], answer: Sequence[Any], digits: int) -> bool:
     if _is_number(value) and _is_number(other):
         if value.is_real and other.is_real:
             return _same_number(value, other, digits)
-        parts = zip(value.doit().as_real_imag(), other.doit().as_real_imag(), strict=True)
-        return all(_same_number(mine, its, digits) for mine, its in parts)
-    if (ranges := _ranges(value, other)) is not None:
-        return bool(ranges[0] == ranges[1] or (ranges[0] ^ ranges[1]).is_empty)
+        if None not in (value.is_real, other.is_real):
+            parts = zip(value.doit().as_real_imag(), other.doit().as_real_imag(), strict=True)
+            return all(_same_number(mine, its, digits) for mine, its in parts)
+    if (same := _same_range(value, other)) is not None:
+        return same
     pair = [value, *gold[1:]], [other, *answer[1:]]
     return verify(*pair, float_rounding=digits, timeout_seconds=None)
 
@@ -153,8 +154,8 @@ def _is_number(value: Any) -> bool:
     return is_plain and bool(value.is_number and value.is_finite)
 
 
-def _ranges(value: Any, other: Any) -> tuple[Any, Any] | None:
-    """Both as sets of numbers, if one of them is inequalities of one variable; else None."""
+def _same_range(value: Any, other: Any) -> bool | None:
+    """Whether both are the same numbers; None unless one is inequalities of one variable."""
     from sympy import Set
 
     variables = [_ranged(each) for each in (value, other)]
@@ -166,7 +167,8 @@ def _ranges(value: Any, other: Any) -> tuple[Any, Any] | None:
     ):
         return None
     try:
-        return _as_set(value), _as_set(other)
+        mine, its = _as_set(value), _as_set(other)
+        return bool(mine == its or (mine ^ its).is_empty)
     except (NotImplementedError, TypeError, ValueError):
         return None
 
