@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cel
-import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from jsonschema import validators
 
 from paceline.config import JobSpec, named, parse_job
 from paceline.errors import ConfigError
+from paceline_harness.cluster.api.resources.custom import check_rules, schema_of
+from paceline_harness.cluster.api.resources.schemas import Definitions, decode, validate
 
 ROOT = Path(__file__).resolve().parents[2]
 Object = dict[str, Any]
@@ -27,10 +26,15 @@ MINIMAL: Object = {
 
 
 @pytest.fixture(scope="module")
-def version(render: Callable[..., list[Object]]) -> Object:
+def definition(render: Callable[..., list[Object]]) -> Object:
     (found,) = (o for o in render() if o["kind"] == "CustomResourceDefinition")
     kubernetes_validate.validate(found, "1.29", strict=True)
-    return found["spec"]["versions"][0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def version(definition: Object) -> Object:
+    return definition["spec"]["versions"][0]
 
 
 @pytest.fixture(scope="module")
@@ -43,84 +47,41 @@ def training_job(spec: Object, name: str = "one") -> Object:
     return head | {"metadata": {"name": name, "namespace": "training"}, "spec": spec}
 
 
-def problems(schema: Object, value: Object, old: Object | None = None) -> list[str]:
-    """Errors that the API server would report: schema, unknown fields, rules."""
-    found = [error.message for error in validator(schema).iter_errors(value)]
-    found += [f"unknown field {path}" for path in unknown(schema, value)]
-    return found + ([] if found else list(broken_rules(schema, value, old)))
-
-
-def validator(schema: Object) -> Any:
-    """OpenAPI 3.0 is JSON schema draft 4 with `nullable`."""
-    draft = jsonschema.Draft4Validator
-
-    def of_type(checker: Any, kinds: Any, value: Any, part: Object) -> Iterator[Any]:
-        if value is not None or not part.get("nullable"):
-            yield from draft.VALIDATORS["type"](checker, kinds, value, part)
-
-    return validators.extend(draft, {"type": of_type})(schema)
-
-
-def unknown(schema: Object, value: Any, path: str = "") -> Iterator[str]:
-    if isinstance(value, list) and "items" in schema:
-        for item in value:
-            yield from unknown(schema["items"], item, f"{path}[]")
-    elif isinstance(value, dict):
-        fields = schema.get("properties", {})
-        for key, below in value.items():
-            if child := fields.get(key) or schema.get("additionalProperties"):
-                yield from unknown(child, below, f"{path}.{key}")
-            elif not schema.get("x-kubernetes-preserve-unknown-fields") and path != ".metadata":
-                yield f"{path}.{key}"
-
-
-def broken_rules(schema: Object, value: Any, old: Any) -> Iterator[str]:
-    """Messages of violated rules; those with `oldSelf` apply to updates only."""
-    if value is None:
-        return
-    for rule in schema.get("x-kubernetes-validations", []):
-        if "oldSelf" not in rule["rule"]:
-            holds = cel.evaluate(rule["rule"], {"self": value})
-        elif old is not None:
-            holds = cel.evaluate(rule["rule"], {"self": value, "oldSelf": old})
-        else:
-            continue
-        if holds is not True:
-            yield rule["message"]
-    if isinstance(value, list):
-        for item in value:
-            yield from broken_rules(schema["items"], item, None)
-    elif isinstance(value, dict):
-        for key in schema.get("properties", {}).keys() & value.keys():
-            before = old.get(key) if isinstance(old, dict) else None
-            yield from broken_rules(schema["properties"][key], value[key], before)
+def problems(definition: Object, value: Object, old: Object | None = None) -> list[str]:
+    """What the API server would report: unknown fields, schema, rules."""
+    schema = schema_of(definition, "v1alpha1", Definitions())
+    decoded = decode(schema, value)
+    found = [f"unknown field {path}" for path in decoded.unknown]
+    found += [f"{one.field}: {one.message}" for one in validate(schema, decoded.value)]
+    broken = check_rules(schema, decoded.value, old)
+    return found or [f"{one['field']}: {one['message']}" for one in broken]
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda p: p.name)
-def test_the_example_jobs_are_accepted(path: Path, schema: Object) -> None:
+def test_the_example_jobs_are_accepted(path: Path, definition: Object) -> None:
     spec = yaml.safe_load(path.read_text())
     name = spec.pop("name")
-    assert problems(schema, training_job(spec, name)) == []
+    assert problems(definition, training_job(spec, name)) == []
 
 
-def test_the_example_object_is_accepted(schema: Object) -> None:
+def test_the_example_object_is_accepted(definition: Object) -> None:
     read = [yaml.safe_load(path.read_text()) for path in EXAMPLES]
     objects = [one for one in read if one.get("kind") == "TrainingJob"]
     assert len(JOBS) >= 3
     assert objects
     for one in objects:
-        assert problems(schema, one) == []
+        assert problems(definition, one) == []
 
 
-def test_every_field_of_the_job_file_is_in_the_schema(schema: Object) -> None:
+def test_every_field_of_the_job_file_is_in_the_schema(definition: Object) -> None:
     """A job with all defaults written out, including nulls, is accepted."""
     whole = parse_job({"name": "one"} | MINIMAL).model_dump(mode="json")
     del whole["name"]
     whole["rollout"]["scaling"] = {"min_replicas": 1, "max_replicas": 4}
     assert set(whole) == set(JobSpec.model_fields) - {"name"}
-    assert problems(schema, training_job(whole)) == []
+    assert problems(definition, training_job(whole)) == []
     whole["rollout"]["scaling"] = whole["eval"] = None
-    assert problems(schema, training_job(whole)) == []
+    assert problems(definition, training_job(whole)) == []
 
 
 GOOD: dict[str, Object] = {
@@ -154,7 +115,7 @@ GOOD: dict[str, Object] = {
 }
 # What is wrong -> the change, and words of the message of the API server.
 BAD: dict[str, tuple[Object, str]] = {
-    "no model": ({"model": None}, "None is not of type 'object'"),
+    "no model": ({"model": None}, "spec.model: Required value"),
     "empty reward": ({"reward": []}, "[]"),
     "no room for a prompt": ({"sampling": {"max_tokens": 64, "max_context": 64}}, "max_context"),
     "no room by the default": ({"sampling": {"max_tokens": 4096}}, "max_context"),
@@ -173,13 +134,19 @@ BAD: dict[str, tuple[Object, str]] = {
         {"reward": [{"kind": "exact"}, {"kind": "regex", "name": "exact"}]},
         "same name",
     ),
-    "a word for a number": ({"stop": {"steps": "many"}}, "'many' is not of type 'integer'"),
+    "a word for a number": (
+        {"stop": {"steps": "many"}},
+        "spec.stop.steps in body must be of type integer",
+    ),
     "no steps": ({"stop": {"steps": 0}}, "0 is less than or equal to the minimum of 0"),
-    "unknown activation": ({"rollout": {"activation": "soon"}}, "'soon' is not one of"),
-    "unknown field": ({"trainer": {"learning_rate": 1}}, "unknown field .spec.trainer"),
+    "unknown activation": (
+        {"rollout": {"activation": "soon"}},
+        'Unsupported value: "soon": supported values: ',
+    ),
+    "unknown field": ({"trainer": {"learning_rate": 1}}, "unknown field spec.trainer"),
     "unknown field of an evaluation": (
         {"evals": {"short": {"number": 8}}},
-        "unknown field .spec.evals.short.number",
+        "unknown field spec.evals.short.number",
     ),
     "evaluation of no samples": ({"evals": {"a": {"samples": 0}}}, "0 is less than or equal to"),
     "tenant in capitals": ({"tenant": "ACME"}, "'ACME' does not match"),
@@ -192,6 +159,22 @@ BAD: dict[str, tuple[Object, str]] = {
 }
 
 
+# Names alone that an object must write in full, as docs/jobs.md says, and the type of the field.
+WRITTEN_IN_FULL: dict[str, tuple[Object, str]] = {
+    "recipe": ({"recipe": "dapo"}, "spec.recipe in body must be of type array"),
+    "reward": ({"reward": ["exact"]}, "spec.reward[0] in body must be of type object"),
+    "tracking": ({"tracking": ["tensorboard"]}, "spec.tracking[0] in body must be of type object"),
+    "experience.advantage": (
+        {"experience": {"advantage": "grpo"}},
+        "spec.experience.advantage in body must be of type object",
+    ),
+    "experience.replay": (
+        {"experience": {"replay": "best"}},
+        "spec.experience.replay in body must be of type object",
+    ),
+}
+
+
 def submitted(job: Object) -> None:
     """The gateway's checks of a job file without its model."""
     if wrong := list(named.problems(parse_job(job))):
@@ -199,45 +182,74 @@ def submitted(job: Object) -> None:
 
 
 @pytest.mark.parametrize("title", GOOD)
-def test_good_objects_are_accepted_by_both_doors(title: str, schema: Object) -> None:
+def test_good_objects_are_accepted_by_both_doors(title: str, definition: Object) -> None:
     spec = copy.deepcopy(MINIMAL) | GOOD[title]
-    assert problems(schema, training_job(spec)) == []
+    assert problems(definition, training_job(spec)) == []
     parse_job({"name": "one"} | spec)
 
 
+@pytest.mark.parametrize("field", WRITTEN_IN_FULL)
+def test_a_name_alone_that_an_object_cannot_have_is_refused_with_the_type(
+    field: str, definition: Object
+) -> None:
+    change, message = WRITTEN_IN_FULL[field]
+    found = problems(definition, training_job(copy.deepcopy(MINIMAL) | change))
+    assert any(problem.startswith(f"spec.{field}") and message in problem for problem in found)
+    parse_job({"name": "one"} | copy.deepcopy(MINIMAL) | change)
+    assert f"`{field}`" in (ROOT / "docs" / "jobs.md").read_text()
+
+
+def test_every_other_plug_in_may_be_a_name_alone(schema: Object) -> None:
+    spec = schema["properties"]["spec"]["properties"]
+    closed = {path for path, node in nodes({"properties": spec}) if closed_plugin(node)}
+    assert {path.strip(".").removesuffix("[]") for path in closed} == {*WRITTEN_IN_FULL} - {
+        "recipe"
+    }
+
+
+def closed_plugin(node: Object) -> bool:
+    """Whether it holds a plug-in's name and options, and has to be an object."""
+    loose = "x-kubernetes-preserve-unknown-fields"
+    return "kind" in node.get("properties", {}) and bool(node.get(loose)) and "type" in node
+
+
 @pytest.mark.parametrize("title", BAD)
-def test_bad_objects_are_refused_by_both_doors(title: str, schema: Object) -> None:
+def test_bad_objects_are_refused_by_both_doors(title: str, definition: Object) -> None:
     change, message = BAD[title]
     spec = copy.deepcopy(MINIMAL) | change
-    found = problems(schema, training_job(spec))
+    found = problems(definition, training_job(spec))
     assert any(message in problem for problem in found), found
     with pytest.raises(ConfigError):
         submitted({"name": "one"} | spec)
 
 
 @pytest.mark.parametrize("name", ["a" * 54, "two.parts", "-a", "A"])
-def test_names_are_those_of_job_files(name: str, schema: Object) -> None:
-    assert any("metadata.name" in p for p in problems(schema, training_job(MINIMAL, name)))
+def test_names_are_those_of_job_files(name: str, definition: Object) -> None:
+    assert any("metadata.name" in p for p in problems(definition, training_job(MINIMAL, name)))
     with pytest.raises(ConfigError):
         parse_job({"name": name} | MINIMAL)
-    assert problems(schema, training_job(MINIMAL, "a" * 53)) == []
+    assert problems(definition, training_job(MINIMAL, "a" * 53)) == []
 
 
-def test_spec_cannot_be_changed(schema: Object) -> None:
+def test_spec_cannot_be_changed(definition: Object) -> None:
     old = training_job(MINIMAL)
     new = training_job(copy.deepcopy(MINIMAL) | {"stop": {"steps": 3}})
-    assert problems(schema, new) == []
-    assert problems(schema, new, old) == ["stop: cannot be changed; make a new TrainingJob"]
+    assert problems(definition, new) == []
+    (problem,) = problems(definition, new, old)
+    assert problem.startswith("spec: Invalid value: ")
+    assert problem.endswith("stop: cannot be changed; make a new TrainingJob")
     suspended = training_job(MINIMAL | {"suspend": True})
-    assert problems(schema, suspended, old) == problems(schema, old, suspended) == []
+    assert problems(definition, suspended, old) == problems(definition, old, suspended) == []
     deeper = copy.deepcopy(old)
     deeper["spec"]["tasks"]["options"]["digits"] = 3
-    assert problems(schema, deeper, old)
+    assert problems(definition, deeper, old)
     told = copy.deepcopy(old) | {"status": {"state": "running", "step": 3, "evalReward": 0.5}}
-    assert problems(schema, told, old) == []
+    assert problems(definition, told, old) == []
 
 
-def test_status_is_what_the_controller_writes(version: Object, schema: Object) -> None:
+def test_status_is_what_the_controller_writes(
+    version: Object, schema: Object, definition: Object
+) -> None:
     assert version["subresources"] == {"status": {}}
     assert set(schema["properties"]["status"]["properties"]) == {
         *("jobId", "state", "reason", "step", "steps", "version", "evalReward"),
@@ -246,9 +258,9 @@ def test_status_is_what_the_controller_writes(version: Object, schema: Object) -
     condition = {"type": "Done", "status": "True", "reason": "R", "message": "m"}
     condition["lastTransitionTime"] = "2030-01-01T00:00:00Z"
     done = training_job(MINIMAL) | {"status": {"state": "succeeded", "conditions": [condition]}}
-    assert problems(schema, done) == []
+    assert problems(definition, done) == []
     wrong = training_job(MINIMAL) | {"status": {"state": "finished"}}
-    assert problems(schema, wrong)
+    assert problems(definition, wrong)
 
 
 def test_columns(version: Object) -> None:

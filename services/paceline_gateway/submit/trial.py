@@ -7,15 +7,18 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any, cast
 
 from paceline.code.tokenizers.frames import Call, ShowCall, Shown, TextCall
 from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizers
 from paceline.code.tokenizers.process import TokenProcess, TokenProcessError
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import BusyError, ConfigError, InvalidError
+from paceline.models.parsing import ParseError, parse
 from paceline.plugins import Message, Observation, Replies
 from paceline.sandbox.sandbox import Sandbox
-from paceline.tokens.chat import RejectedMessagesError
+from paceline.tokens.chat import RejectedMessagesError, Rendered
 from paceline.tokens.dialogue import DialogueState
 from paceline.tokens.steps import DialogueStep
 
@@ -23,6 +26,7 @@ _QUEUE_TIMEOUT_S = 20.0
 _MAX_PROCESSES = 4
 _MAX_KNOWN = 1024  # models
 _WRONG = "model.path: tokenizer.json: its process gave a wrong answer"
+_SYSTEM = Message("system", "Be brief.")
 _GREETING = Observation(messages=(Message("user", "Hello"),), text="Hello")
 # What files with other contents than expected raise, wherever they are read or rendered.
 _OF_FILES = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError)
@@ -74,16 +78,17 @@ class ModelTrial:
             self._known.move_to_end(name)
             return
         if self._settings.run_in == "in_process":
-            await self._try_here(files, _OBSERVATIONS[replies])
+            shown = await self._try_here(files, _OBSERVATIONS[replies])
         else:
-            await self._try_in_turn(files, tenant, _OBSERVATIONS[replies])
+            shown = await self._try_in_turn(files, tenant, _OBSERVATIONS[replies])
+        await asyncio.to_thread(_check_embedded, files, shown)
         self._known[name] = None
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
 
     async def _try_here(
         self, files: Mapping[str, bytes], observations: Sequence[Observation]
-    ) -> None:
+    ) -> int:
         """In a thread, which cannot be ended: those that hang keep their slots."""
         async with _queue():
             await self._processes.acquire()
@@ -91,7 +96,7 @@ class ModelTrial:
         trial.add_done_callback(lambda _: self._processes.release())
         try:
             async with asyncio.timeout(self._settings.load_s):
-                await asyncio.shield(trial)
+                return await asyncio.shield(trial)
         except TimeoutError:
             raise ConfigError(
                 "model.path: tokenizer and chat template take more than "
@@ -100,15 +105,15 @@ class ModelTrial:
 
     async def _try_in_turn(
         self, files: Mapping[str, bytes], tenant: str, observations: Sequence[Observation]
-    ) -> None:
+    ) -> int:
         async with AsyncExitStack() as held:
             async with _queue():
                 # One process per tenant, so that one tenant cannot take them all.
                 await held.enter_async_context(self._tenants.setdefault(tenant, asyncio.Lock()))
                 await held.enter_async_context(self._processes)
-            await self._try(files, observations)
+            return await self._try(files, observations)
 
-    async def _try(self, files: Mapping[str, bytes], observations: Sequence[Observation]) -> None:
+    async def _try(self, files: Mapping[str, bytes], observations: Sequence[Observation]) -> int:
         try:
             process = await TokenProcess.start(
                 files, sandbox=self._sandbox, settings=self._settings
@@ -116,7 +121,7 @@ class ModelTrial:
         except InvalidError as error:
             raise ConfigError(error.message) from None
         try:
-            await _hold_dialogue(_Asked(process), observations)
+            return await _hold_dialogue(_Asked(process), observations)
         except (InvalidError, TokenProcessError) as error:
             raise ConfigError(error.message) from None
         finally:
@@ -133,19 +138,35 @@ async def _queue() -> AsyncGenerator[None]:
         raise BusyError("model.path: many models are being tried; try again") from None
 
 
-def _play(files: Mapping[str, bytes], observations: Sequence[Observation]) -> None:
+def _check_embedded(files: Mapping[str, bytes], shown: int) -> None:
+    """Refuse a model whose template shows a token without an embedding, as one added later has."""
+    texts = [files.get(name, b"{}") for name in ("config.json", "generation_config.json")]
+    try:
+        declared: Any = parse("declared", texts)
+    except ParseError:
+        return  # whoever compares it with the job says what is wrong
+    size = declared.get("vocab_size")
+    if isinstance(size, int) and shown >= size:
+        raise ConfigError(
+            f"model.path: the chat template shows the token {shown}, but config.json says "
+            f"vocab_size {size}: it was added to the tokenizer alone; resize the embeddings of the "
+            "model too (resize_token_embeddings)"
+        )
+
+
+def _play(files: Mapping[str, bytes], observations: Sequence[Observation]) -> int:
     async def read() -> Mapping[str, bytes]:
         return files
 
-    async def hold() -> None:
+    async def hold() -> int:
         try:
             tokenizer = await LocalTokenizers().of("", read)
         except InvalidError:
-            return
-        await _hold_dialogue(tokenizer, observations)
+            return -1
+        return await _hold_dialogue(tokenizer, observations)
 
     try:
-        asyncio.run(hold())
+        return asyncio.run(hold())
     except InvalidError as error:
         raise ConfigError(error.message) from None
     except _OF_FILES as error:
@@ -180,19 +201,41 @@ class _Asked:
         return answer
 
 
-async def _hold_dialogue(tokenizer: JobTokenizer, observations: Sequence[Observation]) -> None:
-    """Render messages in turns and decode the tokens; raises what goes wrong."""
-    state = DialogueState()
-    for number, observation in enumerate(observations):
-        try:
-            rendered, prefix = await tokenizer.show(state.observed(observation))
-        except RejectedMessagesError:
-            if number:
-                raise
-            return  # this dialogue only; it is the one failure that counts as success
+async def _hold_dialogue(tokenizer: JobTokenizer, observations: Sequence[Observation]) -> int:
+    """Render messages in turns and decode the tokens; raises what goes wrong.
+
+    Returns the highest token that is shown; -1: none.
+    """
+    state, rendered = await _begun(tokenizer, observations[0])
+    await tokenizer.turn_text(rendered.tokens, keep_special=False)
+    highest = max(rendered.tokens, default=-1)
+    for observation in observations[1:]:
+        state.turn(tokenizer.eos[:1])
+        rendered, prefix = await tokenizer.show(state.observed(observation))
         state.shown(prefix)
         await tokenizer.turn_text(rendered.tokens, keep_special=False)
-        state.turn(tokenizer.eos[:1])
+        highest = max(highest, *rendered.tokens)
+    return highest
+
+
+async def _begun(tokenizer: JobTokenizer, first: Observation) -> tuple[DialogueState, Rendered]:
+    """Show the first observation, or with a message of the system if the template wants one.
+
+    Raises:
+        RejectedMessagesError: the template wants neither.
+    """
+    refused: RejectedMessagesError | None = None
+    for before in ((), (_SYSTEM,)):
+        state = DialogueState()
+        opening = replace(first, messages=(*before, *first.messages))
+        try:
+            rendered, prefix = await tokenizer.show(state.observed(opening))
+        except RejectedMessagesError as error:
+            refused = refused or error
+            continue
+        state.shown(prefix)
+        return state, rendered
+    raise cast("RejectedMessagesError", refused)
 
 
 def _digest(files: Mapping[str, bytes]) -> str:

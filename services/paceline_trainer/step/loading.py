@@ -110,15 +110,7 @@ def open_policy(
         else:
             check_no_adapter(folder)
             log.info("weights are converted: every rank loads the whole model", path=path)
-            inner = AutoModelForCausalLM.from_pretrained(
-                path,
-                config=config,
-                dtype=torch.float32,
-                attn_implementation=NAME,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-            )
+            inner = _converted(path, config)
             layouts, source = layouts_of(PolicyModel(_prepared(inner))), None
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: cannot read {path}: {error}") from None
@@ -133,6 +125,34 @@ def open_policy(
         enable({"use_reentrant": False})
     policy.train()
     return policy
+
+
+def _converted(path: str, config: Any) -> Any:
+    """The model with all its weights, by the conversions of transformers.
+
+    Raises:
+        ConfigError: some are in no file, which would stay random.
+    """
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation=NAME,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    inner, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        others = sorted(info["unexpected_keys"])
+        unused = f"; not used are {len(others)}, such as {others[0]}" if others else ""
+        raise ConfigError(
+            f"model.path: the safetensors files of {path} lack {len(missing)} tensors of the model "
+            f"that config.json describes, such as {missing[0]}{unused}; save it with "
+            "save_pretrained(...), without wrappers such as DistributedDataParallel"
+        )
+    return inner
 
 
 def load_policy(path: str, *, gradient_checkpointing: bool = False) -> PolicyModel:

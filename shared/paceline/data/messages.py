@@ -12,6 +12,9 @@ from typing import Any, cast
 from paceline.data.errors import RowError
 
 ROLES = ("system", "user", "assistant", "tool")
+# Of what templates of some models show, and no message of ours has.
+_UNKNOWN = ("reasoning_content", "reasoning", "thinking", "audio", "refusal", "tools", "images")
+_TEXT_PARTS = (None, "text", "input_text", "output_text")
 _QUOTED = 60  # characters of a value in a message
 _CALL = "{function: {name, arguments}}"
 _TOOL = "{type: function, function: {name, description, parameters}}"
@@ -40,6 +43,20 @@ def message_of(where: str, raw: Any) -> dict[str, Any]:
     return {**made, "tool_calls": calls} if calls else made
 
 
+def check_shown(where: str, raw: Mapping[str, Any], message: Mapping[str, Any]) -> None:
+    """Refuse a message of a prompt that lacks something of its row's, or says nothing.
+
+    Raises:
+        RowError: names the field below `where`.
+    """
+    if unknown := next((key for key in _UNKNOWN if raw.get(key)), None):
+        raise RowError(
+            f"{where}.{unknown} is not shown to the policy; remove it, or put its text into content"
+        )
+    if message["role"] == "user" and not message["content"].strip():
+        raise RowError(f"{where}.content of the user is empty; a text is needed")
+
+
 def tools_of(raw: Any) -> list[dict[str, Any]]:
     """The functions that a column `tools` offers; none if it is null or empty.
 
@@ -55,6 +72,25 @@ def tools_of(raw: Any) -> list[dict[str, Any]]:
             "needed in `columns` to leave it out"
         )
     return [_tool(f"tools.{at}", each) for at, each in enumerate(cast("list[Any]", listed))]
+
+
+def messages_in(text: str) -> list[Any] | None:
+    """The messages that a text is, as some files have them; None if it is a text.
+
+    Raises:
+        RowError: it is a list of messages as Python writes it.
+    """
+    start = text[:20].replace(" ", "").replace("\n", "")
+    if start.startswith("[{'"):
+        raise RowError(
+            "has a prompt that is a list as Python writes it, not a text; write it as JSON "
+            "(json.dumps, not str)"
+        )
+    found = _json(text) if start.startswith('[{"') else None
+    is_dialogue = isinstance(found, list) and all(
+        (_mapping(each) or {}).get("role") in ROLES for each in cast("list[Any]", found)
+    )
+    return cast("list[Any]", found) if is_dialogue else None
 
 
 def quoted(value: Any) -> str:
@@ -73,8 +109,9 @@ def _content(where: str, content: Any, *, may_be_null: bool) -> str:
 
 def _part(where: str, raw: Any) -> str:
     """The text of a part of a message."""
-    text = (_mapping(raw) or {}).get("text")
-    if not isinstance(text, str):
+    part = _mapping(raw) or {}
+    text = part.get("text")
+    if not isinstance(text, str) or part.get("type") not in _TEXT_PARTS:
         raise RowError(f"{where}.content has {quoted(raw)}; only parts of text are allowed")
     return text
 

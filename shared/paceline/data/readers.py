@@ -11,7 +11,7 @@ import math
 import re
 import zlib
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, BinaryIO, cast
@@ -172,7 +172,7 @@ def _batches(file: DataFile, columns: list[str] | None) -> Iterator[Any]:
 
 
 def _dumped(row: dict[str, Any], name: str, number: int) -> bytes:
-    """A row as JSON; times as ISO 8601, binary as base64, NaN as null: pandas' missing value."""
+    """A row as JSON; times as ISO 8601, binary as text or else base64, NaN, of pandas, as null."""
     try:
         text = _json(row)
     except (TypeError, ValueError, RecursionError):
@@ -220,5 +220,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):
+            return value.decode()  # some programs write texts as binary
         return base64.b64encode(value).decode()
     raise TypeError(f"a {type(value).__name__}")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 from pydantic import Field
 
 from paceline.data.errors import RowError
-from paceline.data.messages import message_of, quoted, tools_of
+from paceline.data.messages import check_shown, message_of, messages_in, quoted, tools_of
 from paceline.digest import number
 from paceline.plugins import StrictModel
 
@@ -19,6 +19,7 @@ MAX_PROMPT_CHARS = 1 << 22  # of a filled template
 PROMPTS = ("question", "prompt", "messages")
 """Columns that may hold what the policy is asked, in this order."""
 _FIELD = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_][\w.]*)\}")
+_OTHER_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 _LISTED = 20  # columns in a message
 _QUOTED = 60  # characters of a value in a message
 Template = Annotated[str, Field(max_length=32_768)]
@@ -64,6 +65,13 @@ class RowShape(StrictModel):
         """Set `question` or `messages`; returns what is asked, without the words of a template."""
         name = next((each for each in PROMPTS if named.get(each) is not None), "")
         prompt = named[name] if name else None
+        if isinstance(prompt, str):
+            prompt = messages_in(prompt) or prompt
+        if shown := next((each for each in _OTHER_MEDIA if named.get(each)), None):
+            raise RowError(
+                f"has {shown!r}, and only texts are shown to the policy; name the columns that "
+                "are needed in `columns` to leave it out"
+            )
         if self.template:
             values, filled = _filled(self.template, named)
             _take_question(named, filled)
@@ -118,6 +126,9 @@ def _take_question(named: dict[str, Any], text: str) -> None:
     """Set `question`. A column `messages` beside it may hold the dialogue with its answer."""
     named["question"] = text
     named.pop("messages", None)
+    tools = named.get("tools")  # any other column may have that name too
+    if isinstance(tools, list) or (isinstance(tools, str) and tools.lstrip().startswith("[")):
+        named["tools"] = tools_of(cast("Any", tools))
 
 
 def _take_messages(named: dict[str, Any], name: str, prompt: list[Any]) -> None:
@@ -130,15 +141,18 @@ def _take_messages(named: dict[str, Any], name: str, prompt: list[Any]) -> None:
     while messages and messages[-1]["role"] == "assistant":
         last = last or messages[-1]
         messages.pop()
-    if not messages:
-        raise RowError(f"{name!r} has only messages of an assistant; one of a user is needed")
+    if all(each["role"] != "user" for each in messages):
+        roles = ", ".join(sorted({each["role"] for each in messages} or {"assistant"}))
+        raise RowError(f"{name!r} has only messages of: {roles}; one of a user is needed")
+    for at, message in enumerate(messages):
+        check_shown(f"{name}.{at}", prompt[at], message)
     tools = tools_of(named.pop("tools", None))
     named.pop(name)
     named.pop("question", None)  # null
     named["messages"] = messages
     if tools:
         named["tools"] = tools
-    if last is not None and "answer" not in named:
+    if last is not None and named.get("answer") is None:
         named.update(_answer(f"{name}.{len(prompt) - 1}", last))
 
 

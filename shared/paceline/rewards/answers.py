@@ -28,6 +28,21 @@ def expected(task: Task, field: str) -> str:
     return as_text(value)
 
 
+def whole(task: Task, field: str) -> str:
+    """As `expected`, for a response that has to be all of it.
+
+    Raises:
+        InvalidError: also if it is a worked solution, which no response repeats.
+    """
+    answer = expected(task, field)
+    if result := answer.partition("####")[2].strip():
+        raise InvalidError(
+            f"the task's answer is a solution that ends with '#### {result[:100]}', and it is "
+            "compared as a whole; the rewards `math` and `numeric` take what follows the mark"
+        )
+    return answer
+
+
 def field_of(task: Task, field: str) -> Any:
     """The JSON value of a field of the task's payload.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.plugins import RewardInput, declares
-from paceline.rewards.answers import expected
+from paceline.rewards.answers import whole
 from paceline.types import Task
 
 _ROWS = "dataset"  # its world compares with the answer of a row
@@ -11,7 +11,7 @@ _ROWS = "dataset"  # its world compares with the answer of a row
 
 def _check_gold(task: Task, *, world: str) -> None:
     if world == task.environment == _ROWS:
-        expected(task, "answer")
+        whole(task, "answer")
 
 
 @declares(inline=True, row_golds=_check_gold)

@@ -5,14 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.enums import ScoreStatus
+from paceline.errors import InvalidError
 from paceline.plugins import RewardInput, declares
-from paceline.rewards.answers import expected, normal
+from paceline.rewards.answers import expected, normal, whole
 from paceline.types import Score, Task
 
 
-def _check_gold(task: Task, *, world: str, answer_field: str = "answer", **options: Any) -> None:
+def _check_gold(
+    task: Task, *, world: str, answer_field: str = "answer", numeric: bool = False, **options: Any
+) -> None:
     del world, options
-    expected(task, answer_field)
+    whole(task, answer_field)
+    _gold(task, answer_field, strip=True, casefold=False, numeric=numeric)
+
+
+def _gold(task: Task, field: str, **how: bool) -> str:
+    """The task's answer as responses are compared with it."""
+    answer = expected(task, field)
+    gold = normal(answer, **how)
+    if gold is None:
+        raise InvalidError(
+            f"the task's answer {answer[:100]!r} is no number, and the reward compares numbers "
+            "(numeric: true); the reward `numeric` reads percentages, fractions and units"
+        )
+    return gold
 
 
 @declares(inline=True, row_golds=_check_gold)
@@ -28,7 +44,7 @@ def exact(
 
     With `numeric`, numbers are compared by value; a response without one is a `parse_error`.
     """
-    answer = expected(item.task, answer_field)
+    gold = _gold(item.task, answer_field, strip=strip, casefold=casefold, numeric=numeric)
     response = normal(item.response, strip=strip, casefold=casefold, numeric=numeric)
     if response is None:
         return Score(
@@ -38,7 +54,9 @@ def exact(
             raw_answer=item.response,
             detail="the response is not a number",
         )
-    matches = response == normal(answer, strip=strip, casefold=casefold, numeric=numeric)
     return Score(
-        reward=float(matches), parts={}, raw_answer=item.response, normalised_answer=response
+        reward=float(response == gold),
+        parts={},
+        raw_answer=item.response,
+        normalised_answer=response,
     )

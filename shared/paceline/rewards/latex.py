@@ -7,6 +7,7 @@ Each entry of `_SPELLINGS` mends one kind of misreading: `**73**` is read as `73
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -21,19 +22,57 @@ def _repeating(match: re.Match[str]) -> str:
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
+def _turned(match: re.Match[str]) -> str:
+    """Degrees of an angle in a function, as those have radians."""
+    return rf"{match[1]}\frac{{{match[2]}\pi}}{{180}}"
+
+
+def _cardinal(match: re.Match[str]) -> str:
+    """`12th` as a number, which would be a product with `t` and `h`."""
+    return match[1][:-2]
+
+
+def _ascii(match: re.Match[str]) -> str:
+    """Digits and signs of other forms, as full-width ones and those of exponents."""
+    return unicodedata.normalize("NFKC", match[0]).replace("\u2212", "-")
+
+
 _PARTS = {"½": "1}{2", "⅓": "1}{3", "⅔": "2}{3", "¼": "1}{4", "¾": "3}{4"}
 # No pattern has two ways to read the same text, or looks further than a bounded distance.
 _SPELLINGS: tuple[tuple[re.Pattern[str], _Change], ...] = (
     # Emphasis of Markdown, which a power (`2**3`) is not.
     (re.compile(r"(?<![\w*)}])(\*{1,3}|__|`)(?=\S)((?:(?!\1)[^\n]){1,200})\1(?![\w*(])"), r"\2"),
     (re.compile(r"\\fbox(?![a-zA-Z])"), r"\\boxed"),
+    (re.compile(r"[\uff10-\uff19]"), _ascii),
+    (re.compile(r"[⁺⁻]?[⁰¹²³⁴-⁹]{1,40}"), lambda m: f"^{{{_ascii(m)}}}"),
+    (re.compile(r"((?:^|[{$=(,])\s{0,9})\u2013(?=\s?[\d.\\])"), r"\1-"),
+    (re.compile(r"((?:^|[{$=])\s{0,9})(?:\\approx|\\simeq|\\sim|≈)(?![a-zA-Z])"), r"\1"),
+    (re.compile(r"(?<=[\w)}])\s?·\s?(?=[\w(\\])"), r"\\cdot "),
+    (re.compile(r"(?<=\d)\\text\{,\}(?=\d{3})"), ""),
+    (
+        re.compile(r"\\operatorname\*?\{(arc(?:sin|cos|tan)|sin|cos|tan|ln|log|exp|gcd|max|min)\}"),
+        r"\\\1",
+    ),
+    (re.compile(r"\\lg(?![a-zA-Z])"), r"\\log"),
+    (
+        re.compile(r"((?:^|[{$])\s{0,9}\d{0,9}(?:1st|2nd|3rd|\dth))(?=\s{0,9}(?:\}|\$|$))"),
+        _cardinal,
+    ),
     (re.compile(r"\\lbrace(?![a-zA-Z])"), r"\\{"),
     (re.compile(r"\\rbrace(?![a-zA-Z])"), r"\\}"),
     (re.compile(r"\\varnothing(?![a-zA-Z])|∅|^\s{0,9}\\\{\s{0,9}\\\}\s{0,9}$"), r"\\emptyset "),
     (re.compile(r"∞"), r"\\infty "),
+    (re.compile(r"√\s?\(([^()]{1,80})\)"), r"\\sqrt{\1}"),
     (re.compile(r"√\s?(\d{1,40}|[a-z])"), r"\\sqrt{\1}"),
     (re.compile(r"[½⅓⅔¼¾]"), lambda m: rf"\frac{{{_PARTS[m[0]]}}}"),
     (re.compile(r"(?:\^\\degree|\\degree|\^?°)(?![a-zA-Z])"), r"^\\circ "),
+    (
+        re.compile(
+            r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?[23]\}?)?\s{0,9}(?:\\left)?[({]?\s{0,9})"
+            r"(\d{1,9}(?:\.\d{1,9})?)\s?\^\s?(?:\\circ|\{\s?\\circ\s?\})"
+        ),
+        _turned,
+    ),
     (re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])"), r"\\pi "),
     (re.compile(r"\\(?:text|mathrm)\{(?:([ei])|(infinity))\}"), lambda m: m[1] or r"\infty "),
     (re.compile(r"(?<=\d)\\[,!;: ](?=\d{3}(?!\d))"), ""),  # of thousands
@@ -48,7 +87,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], _Change], ...] = (
         re.compile(r"((?:^|[{$=])\s{0,9}[+-]?\d{1,9})[ ](\d{1,9})/(\d{1,9})(?=\s{0,9}(?:\}|\$|$))"),
         r"\1\\frac{\2}{\3}",
     ),
-    (re.compile(r"(?<!\\)\\[,;:]"), " "),
+    (re.compile(r"(?<!\\)\\[,;: ]"), " "),
     (re.compile(r"(?:[€£¥₹]|\\\$)(?=\s?\d)"), ""),
     (
         # `2e-3` stays the difference: only a point, a 1 or a bare exponent make it one number.
@@ -60,11 +99,11 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], _Change], ...] = (
     ),
     (re.compile(r"(?<=\d)i(?![a-zA-Z])"), " i"),
     (re.compile(r"(\d{1,40})\.(\d{0,40})\\overline\{(\d{1,40})\}"), _repeating),
-    (re.compile(r"(?<=[\w)}])\.(?=\s{0,9}\})"), ""),  # the end of a sentence in a box
+    (re.compile(r"(?<=[\w)}])\.(?=\s{0,9}(?:\}|$))"), ""),  # the end of a sentence
 )
 # Behind a number alone: elsewhere, and with other letters, they are products of variables.
 _SHORT_UNIT = re.compile(
-    r"((?:^|[{$])\s{0,9}[+-]?\d[\d.,]{0,40})[ ]"
+    r"((?:^|[{$])\s{0,9}[+-]?\d[\d.,]{0,40}(?:/\d{1,9})?)[ ]"
     r"(?:[cdkmn]m|[km]?g|m?[lL]|m|s|in|ft|yd|mi|mph|kph|lbs?|oz|gal|pt|qt|min|sec|hrs?|days?|year|"
     r"week|hour|feet|foot|inch|mile|yard|gram|cent|rpm|deg|rad)(?:/(?:s|h|min|hr|sec))?"
     r"(?:\^?[23]|\^\{[23]\})?(?=\s{0,9}(?:\}|\$|$))"
@@ -73,6 +112,10 @@ _UNIT = re.compile(
     r"(?<=[\d}])\s{0,9}\\(?:text|mathrm|mbox)\{\s{0,9}(?!percent|pct)[^{}\d]{0,60}\}"
     r"(?:\^(?:\d|\{\d\}))?(?=\s{0,9}(?:\}|\$|$))"
     r"|(?<=\d)[ ](?!percent|pct)[a-z]{5,20}(?=\s{0,9}(?:\}|\$|$))"
+)
+# `16/3 \\pi` has the fraction as a factor; without the blank either reading is common.
+_FACTOR = re.compile(
+    r"(?<![\w.^/)}])(?<!\d )(\d{1,40})/(\d{1,40})[ ](?=\\(?:pi|sqrt)|[a-zA-Z](?![a-zA-Z]))"
 )
 _WRAPPERS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)(?![a-zA-Z])")
 _COMMANDS = re.compile(r"\\(?:begin|end|mathbb|mathcal|operatorname\*?)\{[^{}]{0,40}\}|\\[a-zA-Z]+")
@@ -92,7 +135,7 @@ def spelled(text: str) -> str:
     """A response or an answer as math-verify reads it, without units in words."""
     for pattern, change in _SPELLINGS:
         text = pattern.sub(change, text)
-    return _SHORT_UNIT.sub(r"\1", _UNIT.sub("", text))
+    return _FACTOR.sub(r"\\frac{\1}{\2} ", _SHORT_UNIT.sub(r"\1", _UNIT.sub("", text)))
 
 
 def in_words(answer: str) -> bool:

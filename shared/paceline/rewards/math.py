@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -28,6 +28,7 @@ _ANSWER_CHARS = 1000
 _GOLD_CPU_S = 10.0
 _EXACT = "1e-40"  # relative; equal numbers differ by less when evaluated
 _ALLOWED = "it has to be LaTeX, a number, or a word"
+_SAID = re.compile(r"(?i)^\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*[:=]?\s+(?=\S)")
 _FORMULA = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\\(.+?\\\)|\\\[.+?\\\]", re.DOTALL)
 
 
@@ -114,20 +115,84 @@ def _compared(gold: _Gold, response: str, find: Find, digits: int) -> tuple[str,
 
 
 def _equal(gold: Sequence[Any], answer: Sequence[Any], digits: int) -> bool:
-    """Numbers by `_same_number`, as math-verify takes all small ones for 0; the rest by it."""
+    """Numbers and ranges by functions of ours, the rest by math-verify.
+
+    It takes all small numbers for 0, `i` for a variable, and knows an inequality as the answer to
+    an interval only the other way round.
+    """
     from math_verify import verify
 
-    if _is_real(gold[0]) and _is_real(answer[0]):
-        return _same_number(gold[0], answer[0], digits)
-    return verify(list(gold), list(answer), float_rounding=digits, timeout_seconds=None)
+    value, other = _with_i(gold[0], answer[0])
+    if _is_number(value) and _is_number(other):
+        if value.is_real and other.is_real:
+            return _same_number(value, other, digits)
+        if None not in (value.is_real, other.is_real):
+            parts = zip(value.doit().as_real_imag(), other.doit().as_real_imag(), strict=True)
+            return all(_same_number(mine, its, digits) for mine, its in parts)
+    if (same := _same_range(value, other)) is not None:
+        return same
+    pair = [value, *gold[1:]], [other, *answer[1:]]
+    return verify(*pair, float_rounding=digits, timeout_seconds=None)
 
 
-def _is_real(value: Any) -> bool:
+def _with_i(value: Any, other: Any) -> tuple[Any, Any]:
+    """Both with `i` as the imaginary unit, if there is no other variable in them."""
+    from sympy import I
+
+    symbols = [getattr(each, "free_symbols", None) for each in (value, other)]
+    units = dict.fromkeys({*(symbols[0] or ()), *(symbols[1] or ())}, I)
+    if None in symbols or {str(each) for each in units} != {"i"}:
+        return value, other
+    return value.xreplace(units), other.xreplace(units)
+
+
+def _is_number(value: Any) -> bool:
     from sympy import Expr, UnevaluatedExpr
 
     # A percentage has an unevaluated factor; 28 % is 28 or 0.28.
     is_plain = isinstance(value, Expr) and not value.has(UnevaluatedExpr)
-    return is_plain and bool(value.is_number and value.is_real)
+    return is_plain and bool(value.is_number and value.is_finite)
+
+
+def _same_range(value: Any, other: Any) -> bool | None:
+    """Whether both are the same numbers; None unless one is inequalities of one variable."""
+    from sympy import Set
+
+    variables = [_ranged(each) for each in (value, other)]
+    is_relation = [each is not None for each in variables]
+    if not any(is_relation) or (all(is_relation) and variables[0] != variables[1]):
+        return None
+    if not all(
+        known or isinstance(e, Set) for known, e in zip(is_relation, (value, other), strict=True)
+    ):
+        return None
+    try:
+        mine, its = _as_set(value), _as_set(other)
+        return bool(mine == its or (mine ^ its).is_empty)
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+
+
+def _ranged(value: Any) -> Any:
+    """The only variable of inequalities: of one, of a chain, of several with `or`; else None."""
+    from sympy import And, FiniteSet, Or
+    from sympy.core.relational import GreaterThan, LessThan, StrictGreaterThan, StrictLessThan
+
+    parts = value.args if isinstance(value, (And, Or, FiniteSet)) else (value,)
+    kinds = (GreaterThan, LessThan, StrictGreaterThan, StrictLessThan)
+    if not parts or not all(isinstance(each, kinds) for each in parts):
+        return None
+    variables = value.free_symbols
+    return next(iter(variables)) if len(variables) == 1 else None
+
+
+def _as_set(value: Any) -> Any:
+    from sympy import FiniteSet, Union
+
+    if _ranged(value) is None:
+        return value.doit()
+    parts = cast("tuple[Any, ...]", value.args) if isinstance(value, FiniteSet) else (value,)
+    return Union(*(each.doit().as_set() for each in parts))
 
 
 def _same_number(gold: Any, answer: Any, digits: int) -> bool:
@@ -186,7 +251,9 @@ def _written(task: Task, field: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _gold(answer: str) -> _Gold:
-    written = spelled(final(answer))
+    written = spelled(_SAID.sub("", final(answer)))
+    if written.strip()[:1] == "{" and _is_json(written):
+        raise InvalidError(f"the task's answer {answer[:100]!r} is an object of JSON; {_ALLOWED}")
     if written.strip().casefold() in MISSING:
         raise InvalidError(f"the task's answer {answer[:100]!r} is a missing value; {_ALLOWED}")
     if not any(map(str.isalnum, written)):
@@ -201,9 +268,34 @@ def _gold(answer: str) -> _Gold:
         value = bounded(lambda: _parsed(marked, "any", "formula"), cpu_s=_GOLD_CPU_S)
     except ExceededError as error:
         raise InvalidError(f"the task's answer {answer[:100]!r}: {error.message}") from None
-    if not value or isinstance(value[0], str):
+    if not value or isinstance(value[0], str) or _is_undefined(value[0]):
         raise InvalidError(f"the task's answer {answer[:100]!r} is not mathematical; {_ALLOWED}")
+    value = [_result(value[0]), *value[1:]]
     return _Gold("formula" if _variables(value[0]) else "constant", tuple(value))
+
+
+def _is_undefined(value: Any) -> bool:
+    """Whether it is no value at all, as `1/0`."""
+    from sympy import nan, zoo
+
+    return hasattr(value, "has") and bool(value.has(nan, zoo))
+
+
+def _result(value: Any) -> Any:
+    """What a calculation without variables ends with: `4 + 5 = 9` is 9."""
+    from sympy import Eq
+
+    if not isinstance(value, Eq) or value.free_symbols:
+        return value
+    left: Any = value.lhs
+    return value.rhs if left.equals(value.rhs) else value
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _variables(value: Any) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from typing import Annotated, Any, Literal
@@ -28,11 +29,44 @@ _NUMBER = re.compile(
     r"\\[dt]?frac\{(?P<top>\d{1,400}+)\}\{(?P<bottom>\d{1,400}+)\}|"
     rf"(?P<number>{_PLAIN})"
     rf"(?:[ ](?P<over>\d{{1,9}}+)/(?P<under>\d{{1,9}}+)|\s?/\s?(?P<divisor>{_PLAIN}))?)"
+    r"(?:\s(?P<scale>hundred|thousand|million|billion|trillion|dozen)\b)?"
     r"(?P<percent>\s?\\?%|\s(?:percent|per\scent)\b)?",
+)
+
+
+def _power(match: re.Match[str]) -> str:
+    """`10^{3}` as `1e3`, and behind a factor as its exponent."""
+    power = match[2] or match[3] or unicodedata.normalize("NFKC", match[4]).replace("\u2212", "-")
+    return f"{'1' if match[0].lstrip().startswith('10') else ''}e{power}"
+
+
+_SCALES = {
+    "dozen": 12,
+    "hundred": 100,
+    "thousand": 1000,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
+# Other spellings of the same: of thousands, fractions, mixed numbers, powers of ten.
+_SPELLINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
+    (re.compile(r"(?<=\d)(?:\{,\}|\\text\{,\}|,\\!|\\,|\\!)[ ]?(?=\d{3}(?!\d))"), lambda _: ","),
+    (re.compile(r"(\\[dt]?frac)[ ]?(\d)[ ]?(\d)(?!\d)"), lambda m: f"{m[1]}{{{m[2]}}}{{{m[3]}}}"),
+    (
+        re.compile(r"(?<=\d)[ ]?\\[dt]?frac\{(\d{1,9})\}\{(\d{1,9})\}"),
+        lambda m: f" {m[1]}/{m[2]}",
+    ),
+    (
+        re.compile(
+            r"(?:(?<=\d)[ ]?(?:\\times|\\cdot|[\u00d7·*x])|(?<![\w.,)}]))[ ]?(10)"
+            r"(?:\^(?:\{([+-]?\d{1,3})\}|([+-]?\d{1,3})(?!\d))|([\u207a\u207b]?[⁰¹²³⁴-⁹]{1,3}))"
+        ),
+        _power,
+    ),
 )
 # Beside the number `#` of an answer: digits, operators, functions, and a variable as in `5x`.
 _OPERATORS = re.compile(
-    r"[\d_^\\*+=<>\[\]|]|#!|#[^\W\d_](?![^\W\d_])|(?<=[\w#])\(|(?<![^\W\d_])[/-]|[/-](?![^\W\d_])"
+    r"[\d_^\\*+=<>\[\]|√∛∑∏∫]|#!|#[^\W\d_](?![^\W\d_])|(?<=[\w#])\(|(?<![^\W\d_])[/-]|[/-](?![^\W\d_])"
 )
 _WRAPPERS = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)(?=\{)|\\(?=[$%#])|\\[,;: ]|[{}]")
 
@@ -63,8 +97,9 @@ def numeric(
 ) -> Score:
     r"""1 if the last number of the response is the task's, else 0; none is a `parse_error`.
 
-    Numbers are exact: `1,250.50`, `3/4`, `1 1/2`, `\frac{3}{4}`, `2.5e-3`, `$12`, `15 %`. Numbers x
-    and y are equal if |x - y| <= max(abs_tol, rel_tol |y|), y being the task's.
+    Numbers are exact: `1,250.50`, `3/4`, `1 1/2`, `\frac{3}{4}`, `2.5e-3`, `$12`, `15 %`,
+    `6 \times 10^{23}`, `2 million`. Numbers x and y are equal if
+    |x - y| <= max(abs_tol, rel_tol |y|), y being the task's.
 
     Args:
         item: the payload of its task has the number, or a text with it, e.g. `... #### 72`.
@@ -149,12 +184,16 @@ def _numbers(
         value = _value(match) if match.start() >= start else None
         if value is None:
             continue
+        if match["scale"]:
+            value *= _SCALES[match["scale"]]
         if match["percent"] and percent == "share":
             value /= 100
         yield match[0], -value if match["sign"] in {"-", "\u2212"} else value
 
 
 def _with_point(text: str, decimal_comma: bool) -> str:
+    for pattern, change in _SPELLINGS:
+        text = pattern.sub(change, text)
     return text.translate({ord("."): ",", ord(","): "."}) if decimal_comma else text
 
 

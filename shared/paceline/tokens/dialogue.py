@@ -20,9 +20,12 @@ from paceline.tokens.chat import (
     Rendered,
     Tokenizer,
     nowhere,
+    place_of,
 )
 from paceline.tokens.steps import TAIL_TOKENS, TURN, DialogueStep, RenderedPrefix
 from paceline.types import TokenSpan
+
+_OTHER = "other: "
 
 
 class DialogueState:
@@ -143,6 +146,7 @@ def render_step(
     at(TEMPLATE)
     text = tokenizer.render(step.messages, tools=step.tools, now=step.now)
     _check_tools_are_shown(tokenizer, step, new, text)
+    _check_contents_are_shown(tokenizer, step, text)
     step.check_size(text)
     at(TOKENIZER)
     return tokenizer.encoded(text).rendered(new), RenderedPrefix.of(text)
@@ -165,6 +169,28 @@ def _check_tools_are_shown(
                     "model.path: the chat template ignores `tool_calls`, which messages of the "
                     "task have; use a model whose template renders them"
                 )
+
+
+def _check_contents_are_shown(tokenizer: Tokenizer, step: DialogueStep, text: str) -> None:
+    """Raise `RejectedMessagesError` if the text is the same without what somebody says.
+
+    An assistant may be cut: templates leave out what it thought.
+    """
+    messages = step.messages
+    for index, message in enumerate(messages):
+        said = message.content
+        if message.role == "assistant" or not said.strip() or place_of(said, text, 0) is not None:
+            continue
+        other = (
+            *messages[:index],
+            replace(message, content=f"{_OTHER}{said}"),
+            *messages[index + 1 :],
+        )
+        if text == tokenizer.render(other, tools=step.tools, now=step.now):
+            raise RejectedMessagesError(
+                f"model.path: chat template: it ignores the content of message {index}, of the "
+                f"role {message.role!r}, if it is a text; use a model whose template shows it"
+            )
 
 
 def _plain(tokenizer: Tokenizer, step: DialogueStep, new: Sequence[Message]) -> Rendered:

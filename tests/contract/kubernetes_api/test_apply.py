@@ -48,7 +48,7 @@ def test_other_managers_fields_conflict_unless_forced(apply: Any, refusal: Any) 
     found = refusal(apply, "two", settings(a="2"))
     assert (found.code, found.reason) == (409, "Conflict")
     assert found.fields == [".data.a"]
-    assert found.message == 'Apply failed with 1 conflict: conflict with "one" using v1: .data.a'
+    assert found.message == 'Apply failed with 1 conflict: conflict with "one": .data.a'
     forced = apply("two", settings(a="2"), force=True)
     assert forced["data"] == {"a": "2"}
     assert [one["manager"] for one in forced["metadata"]["managedFields"]] == ["two"]
@@ -70,7 +70,7 @@ def test_updates_take_fields_over(clients: Any, apply: Any, refusal: Any) -> Non
     )
     found = refusal(apply, "one", settings(a="1", b="2"))
     assert found.fields == [".data.a"]
-    assert 'conflict with "editor"' in found.message
+    assert 'conflict with "editor" using v1: .data.a' in found.message
     assert apply("one", settings(b="2"))["data"] == {"a": "3", "b": "2"}
 
 

@@ -127,6 +127,11 @@ def test_wrong_values_are_invalid(trials: Any, refusal: Any, spec: Any, field: s
     assert field in found.fields
 
 
+def test_a_value_of_another_type_is_named_with_both(trials: Any, refusal: Any) -> None:
+    text = 'spec.workers: Invalid value: "string": spec.workers in body must be of type integer'
+    assert text in refusal(trials.make, workers="many").message
+
+
 def test_a_bound_that_float64_makes_no_int64_refuses_every_value(trials: Any, refusal: Any) -> None:
     found = refusal(trials.make, wide=0)
     assert (found.code, found.reason) == (422, "Invalid")

@@ -37,7 +37,9 @@ def test_a_finalizer_holds_an_object(clients: Any, refusal: Any) -> None:
     more = {"metadata": {"finalizers": [FINALIZER, "paceline.dev/late"]}}
     patch = clients.core.patch_namespaced_config_map
     found = refusal(patch, "one", clients.namespace, more)
-    assert (found.code, found.fields) == (422, ["metadata.finalizers"])
+    assert (found.code, found.fields) == (422, 2 * ["metadata.finalizers"])
+    assert found.message.count("no new finalizers can be added") == 1
+    assert 'found new finalizers []string{"paceline.dev/late"}' in found.message
     patch("one", clients.namespace, {"metadata": {"finalizers": None}})
     assert refusal(read, clients, "one").code == 404
 
@@ -46,7 +48,10 @@ def test_preconditions_guard_a_deletion(clients: Any, refusal: Any) -> None:
     made = clients.settings("one")
     found = refusal(delete, clients, "one", preconditions={"uid": "another"})
     assert (found.code, found.reason) == (409, "Conflict")
-    assert "Precondition failed: UID" in found.message
+    begin = (
+        'Operation cannot be fulfilled on ConfigMap "one": the UID in the precondition (another)'
+    )
+    assert found.message.startswith(begin)
     version = {"resourceVersion": made.metadata.resource_version}
     clients.core.patch_namespaced_config_map("one", clients.namespace, {"data": {"a": "1"}})
     assert refusal(delete, clients, "one", preconditions=version).code == 409

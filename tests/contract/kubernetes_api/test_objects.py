@@ -227,7 +227,7 @@ def test_a_job_keeps_its_template(clients: Any, refusal: Any) -> None:
     assert made.spec.backoff_limit == 6
     change = {"spec": {"template": {"spec": {"containers": [{"name": "c", "image": "n:2"}]}}}}
     found = refusal(clients.batch.patch_namespaced_job, "one", clients.namespace, change)
-    assert (found.code, found.fields) == (422, ["spec.template"])
+    assert (found.code, found.fields) == (422, ["spec.template.spec"])
 
 
 @pytest.mark.parametrize(

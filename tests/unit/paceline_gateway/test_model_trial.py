@@ -35,7 +35,7 @@ CASES = [
     ),
     (
         {"decoder": {"type": "Sequence", "decoders": [GROWS] * 12}},
-        "hello",
+        "hello {{ messages[0].content }}",
         "model.path: tokenizer.json: ",
     ),
     ({"model": {"type": "none"}}, "", "model.path: tokenizer.json cannot be read"),
@@ -81,10 +81,27 @@ async def test_what_cannot_be_read_or_takes_too_much_is_refused_by_name(
         await call(gateway.stub.SubmitJob, request(job, changes, template), timeout_s=PATIENCE_S)
 
 
-REFUSES = "{{ raise_exception('only with a system message') }}"
+REFUSES = "{{ raise_exception('no dialogue at all') }}"
+WITH_SYSTEM = "{{ messages[0].content.strip() + messages[1].content.strip() }}"
+USELESS = {
+    "rejects every dialogue": (REFUSES, "no dialogue at all"),
+    "another field": ("{% for m in messages %}{{ m.value }}{% endfor %}", "ignores the content"),
+    "only parts": ("{{ messages[0].content[0].text }}", "ignores the content of message 0"),
+    "no system": ("{{ messages[1].content.strip() }}", "has no element 1"),
+    "nothing": ("hello", "ignores the content of message 0, of the role 'user'"),
+}
 
 
-@pytest.mark.parametrize("template", ["", REFUSES, "{{ messages[1].content.strip() }}"])
+@pytest.mark.parametrize("title", USELESS)
+async def test_a_template_that_shows_no_first_message_is_refused(
+    gateway: Gateway, job: dict[str, Any], title: str
+) -> None:
+    template, why = USELESS[title]
+    with pytest.raises(ConfigError, match=rf"^model\.path: chat template: .*{why}"):
+        await call(gateway.stub.SubmitJob, request(job, {}, template), timeout_s=PATIENCE_S)
+
+
+@pytest.mark.parametrize("template", ["", WITH_SYSTEM])
 async def test_others_are_accepted_and_tried_once(
     gateway: Gateway, job: dict[str, Any], template: str
 ) -> None:
@@ -95,3 +112,17 @@ async def test_others_are_accepted_and_tried_once(
         await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)
         seconds.append(time.monotonic() - since)
     assert min(seconds[1:]) < seconds[0]
+
+
+async def test_a_token_that_the_template_shows_has_an_embedding(
+    gateway: Gateway, job: dict[str, Any]
+) -> None:
+    added = {"id": 2, "content": "<|user|>", "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    template = "<|user|>{{ messages[0].content }}"
+    asked = request(job, {"added_tokens": [added | flags]}, template)
+    asked.files["config.json"] = json.dumps({"vocab_size": 2}).encode()
+    with pytest.raises(ConfigError, match=r"shows the token 2, but config\.json says vocab_size 2"):
+        await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)
+    asked.files["config.json"] = json.dumps({"vocab_size": 3}).encode()
+    await call(gateway.stub.SubmitJob, asked, timeout_s=PATIENCE_S)

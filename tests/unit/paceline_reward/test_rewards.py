@@ -36,7 +36,6 @@ MakeItem = Callable[..., RewardInput]
         ("Yes", "yes", {"casefold": True}, 1.0),
         ("1,250.0", 1250, {"numeric": True}, 1.0),
         ("43", 42, {"numeric": True}, 0.0),
-        ("43", "many", {"numeric": True}, 0.0),
     ],
 )
 def test_exact(
@@ -56,6 +55,14 @@ def test_a_row_without_an_answer_has_no_score(item: MakeItem) -> None:
 def test_exact_numeric_without_a_number_is_a_parse_error(item: MakeItem) -> None:
     score = exact(item("a lot"), numeric=True)
     assert (score.reward, score.status) == (0.0, ScoreStatus.PARSE_ERROR)
+
+
+@pytest.mark.parametrize("answer", ["four", "5 %", "\u00bd", "nan", ""])
+def test_exact_numeric_refuses_an_answer_that_no_response_can_equal(
+    item: MakeItem, answer: str
+) -> None:
+    with pytest.raises(InvalidError, match="is no number"):
+        exact(item("4", answer=answer), numeric=True)
 
 
 def test_exact_names_the_missing_field(item: MakeItem) -> None:

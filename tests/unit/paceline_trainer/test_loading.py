@@ -84,3 +84,22 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps(outside))
     with pytest.raises(ConfigError, match=r"not a plain file"):
         load_policy(str(path))
+
+
+# Tensors that are left out, and a prefix for the names of the others.
+INCOMPLETE = {
+    "of a model with fewer layers": ("model.layers.2.", ""),
+    "without the head": ("lm_head.", ""),
+    "of a wrapper": ("none", "module."),
+    "of a compiled model": ("none", "_orig_mod."),
+}
+
+
+@pytest.mark.parametrize("title", INCOMPLETE)
+def test_files_that_leave_weights_random_are_refused(tmp_path: Path, title: str) -> None:
+    without, prefix = INCOMPLETE[title]
+    file = saved(tmp_path) / "model.safetensors"
+    left = {f"{prefix}{n}": v for n, v in load_file(file).items() if not n.startswith(without)}
+    save_file(left, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lack \d+ tensors of the model that config\.json"):
+        load_policy(str(tmp_path))

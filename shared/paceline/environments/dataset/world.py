@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from paceline.environments.dataset.options import DatasetOptions
@@ -67,13 +68,15 @@ class Dataset:
 
 def observation_of(payload: Mapping[str, Any], *, system_prompt: str = "") -> Observation:
     """The prompt of a row: its messages, or its question as one of the user."""
+    listed = payload.get("tools")  # with a question, any column may have that name
+    tools = tuple(listed) if isinstance(listed, list) else ()
     if "messages" not in payload:
-        return said(str(payload["question"]), system_prompt=system_prompt)
+        shown = said(str(payload["question"]), system_prompt=system_prompt)
+        return replace(shown, tools=tools)
     messages = [_message(each) for each in payload["messages"]]
     if system_prompt and messages[0].role != "system":
         messages.insert(0, Message("system", system_prompt))
     text = "\n\n".join(each.content for each in messages)
-    tools = tuple(payload.get("tools", ()))
     return Observation(messages=tuple(messages), text=text, tools=tools)
 
 

@@ -148,3 +148,50 @@ def test_missing_values_of_pandas_are_null_and_others_name_their_column(tmp_path
         data.rows("", RowShape())
     named = RowShape(columns={"question": "question", "answer": "answer"})
     assert len(data.rows("", named)) == 2
+
+
+UNREAD: dict[str, tuple[dict[str, Any], str]] = {
+    "a list as Python writes it": ({"prompt": str([USER])}, "as Python writes it"),
+    "an empty message": ({"messages": [{**USER, "content": " "}]}, "messages.0.content"),
+    "no part of text": ({"messages": [{**USER, "content": []}]}, "messages.0.content"),
+    "an image with a text": (
+        {"messages": [{**USER, "content": [{"type": "image", "text": ""}]}]},
+        "only parts of text",
+    ),
+    "a column of images": ({"prompt": "<image>?", "images": ["a.png"]}, "'images'"),
+    "reasoning": (
+        {"messages": [USER, {"role": "assistant", "content": "a", "reasoning_content": "b"}, USER]},
+        "messages.1.reasoning_content",
+    ),
+    "tools of a message": ({"messages": [{**USER, "tools": [TOOL]}]}, "messages.0.tools"),
+    "nobody asks": ({"messages": [{"role": "system", "content": "s"}]}, "one of a user is needed"),
+}
+
+
+@pytest.mark.parametrize("title", UNREAD)
+def test_what_the_policy_would_not_be_shown_is_refused(title: str) -> None:
+    row, text = UNREAD[title]
+    with pytest.raises(RowError, match=text):
+        RowShape().payload(row)
+
+
+@pytest.mark.parametrize("name", ["messages", "prompt", "question"])
+def test_messages_may_be_json_text(name: str) -> None:
+    said = [{"role": "system", "content": "s"}, USER]
+    written = RowShape().payload({name: json.dumps(said), "answer": "a"})
+    assert written == RowShape().payload({name: said, "answer": "a"})
+    assert len(observation_of(written).messages) == 2
+    other = RowShape().payload({name: '[{"name": "a list of the question"}]'})
+    assert "messages" not in other
+
+
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])])
+def test_tools_are_offered_with_a_question_too(tools: Any) -> None:
+    seen = observation_of(RowShape().payload({"question": "weather in Oslo?", "tools": tools}))
+    assert seen.tools == (TOOL,)
+
+
+def test_what_is_only_in_the_answer_is_no_part_of_the_prompt() -> None:
+    last = {"role": "assistant", "content": "snow", "reasoning_content": "cold"}
+    payload = RowShape().payload({"messages": [USER, last], "answer": None})
+    assert (payload["messages"], payload["answer"]) == ([USER], "snow")

@@ -341,6 +341,7 @@ TWICE = "{% for m in messages %}<|user|>{{ m.content }}{{ m.content }}</s>{% end
         (MOVES, "user", "the chat template rewrites earlier messages"),
         (KEEPS + "{% endfor %}", "tool", "does not show a message with the role 'tool'"),
         (
+            "{{ messages[0].content }}"
             "{% if messages | length > 1 %}{{ raise_exception('one turn') }}{% endif %}",
             "user",
             "one turn",
@@ -356,3 +357,19 @@ def test_templates_whose_turns_cannot_be_continued_are_refused(
     dialogue.turn(tokenizer.encode("5</s>"))
     with pytest.raises(InvalidError, match=why):
         dialogue.show(says("again", role=role))
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+def test_a_first_message_that_the_template_ignores_is_refused(role: str) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role != 'ROLE' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    dialogue = Dialogue(made(template.replace("ROLE", role), "</s>", "bytes"))
+    with pytest.raises(InvalidError, match=f"ignores the content of message .*'{role}'"):
+        dialogue.show(Observation(messages=(Message("system", "s"), Message("user", "hi"))))
+
+
+@pytest.mark.parametrize("shown", ["m.content | upper", "m.content | tojson", "m.content | trim"])
+def test_a_first_message_may_be_shown_in_another_form(shown: str) -> None:
+    template = "{% for m in messages %}{{ " + shown + " }}{% endfor %}"
+    Dialogue(made(template, "</s>", "bytes")).show(says(' "what"\nnow '))

@@ -37,6 +37,8 @@ def part(kind: str, **options: Any) -> RewardSpec:
         ("numeric", None, "the task's answer 'null' is no number"),
         ("environment", None, "field 'answer' of task "),
         ("exact", None, "field 'answer' of task "),
+        ("exact", "6*7=42\n#### 42", "the task's answer is a solution that ends with '#### 42'"),
+        ("environment", "so it is 42\n#### 42", "the task's answer is a solution that ends"),
     ],
 )
 def test_a_row_that_its_reward_cannot_read_is_named(
@@ -58,6 +60,13 @@ def test_readable_answers_and_other_rewards_pass(tmp_path: Path) -> None:
     null = rows(tmp_path, [None])
     check_golds([part("format"), part("own:code")], {"tasks.options": null}, world="dataset")
     check_golds([part("environment"), part("exact")], {"tasks.options": source}, world="dataset")
+
+
+def test_exact_reads_its_answers_as_its_options_say(tmp_path: Path) -> None:
+    source = rows(tmp_path, ["42", "forty-two"])
+    check_golds([part("exact")], {"tasks.options": source}, world="dataset")
+    with pytest.raises(InvalidError, match=r"row 1 of data: reward\.0: .*'forty-two' is no number"):
+        check_golds([part("exact", numeric=True)], {"tasks.options": source}, world="dataset")
 
 
 def test_a_world_of_its_own_may_need_no_answer(tmp_path: Path) -> None:

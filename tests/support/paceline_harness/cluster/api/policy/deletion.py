@@ -85,16 +85,17 @@ def delete(objects: Objects, place: Place, options: DeleteOptions) -> Object:
 
 def _preconditions(place: Place, metadata: Object, options: DeleteOptions) -> None:
     pairs = (
-        ("UID", options.uid, "uid"),
-        ("ResourceVersion", options.resource_version, "resourceVersion"),
+        ("UID", options.uid, "uid", "deleted and then recreated"),
+        ("ResourceVersion", options.resource_version, "resourceVersion", "modified"),
     )
-    for title, wanted, name in pairs:
+    for title, wanted, name, what in pairs:
         if wanted and wanted != metadata[name]:
             why = (
-                f"Precondition failed: {title} in precondition: {wanted}, "
-                f"{title} in object meta: {metadata[name]}"
+                f"the {title} in the precondition ({wanted}) does not match the {title} in record "
+                f"({metadata[name]}). The object might have been {what}"
             )
-            raise errors.conflict(*place.named, why=why)
+            # The server names the kind here, not the resource.
+            raise errors.conflict(place.resource.group, place.resource.kind, place.name, why=why)
 
 
 def _marked(objects: Objects, place: Place, old: Object, options: DeleteOptions) -> Object | None:

@@ -153,9 +153,10 @@ class Manager:
 
     @property
     def title(self) -> str:
-        """The manager as in conflict messages."""
+        """The manager as in conflict messages: one that applies has no version there."""
         door = f' with subresource "{self.subresource}"' if self.subresource else ""
-        return f'conflict with "{self.name}"{door} using {self.api_version}'
+        version = f" using {self.api_version}" if self.operation == "Update" else ""
+        return f'"{self.name}"{door}{version}'
 
 
 @dataclass

@@ -62,17 +62,24 @@ def apply(
 
 
 def _refusal(disputes: dict[Manager, Paths]) -> StatusError:
+    """A conflict as apimachinery words it, `pkg/util/managedfields/internal/conflict.go`."""
+    conflicts = [(one.title, dotted(path)) for one in disputes for path in sorted(disputes[one])]
     causes = [
-        cause("FieldManagerConflict", one.title, dotted(path))
-        for one, paths in disputes.items()
-        for path in sorted(paths)
+        cause("FieldManagerConflict", f"conflict with {title}", path) for title, path in conflicts
     ]
-    number = f"{len(causes)} conflict{'s' if len(causes) > 1 else ''}"
-    lines = [
-        f"{one.title}: {', '.join(dotted(path) for path in sorted(paths))}"
-        for one, paths in disputes.items()
-    ]
-    message = f"Apply failed with {number}: {'; '.join(lines)}"
+    if len(conflicts) == 1:
+        ((title, path),) = conflicts
+        message = f"Apply failed with 1 conflict: conflict with {title}: {path}"
+    else:
+        lines = [
+            line
+            for one in sorted(disputes, key=lambda one: one.name)
+            for line in (
+                f"conflicts with {one.title}:",
+                *(f"- {dotted(path)}" for path in sorted(disputes[one])),
+            )
+        ]
+        message = f"Apply failed with {len(conflicts)} conflicts: " + "\n".join(lines)
     return StatusError(409, "Conflict", message, details={"causes": causes})
 
 

@@ -83,7 +83,8 @@ def cause(reason: str, message: str, field: str) -> Object:
 
 def invalid(group: str, kind: str, name: str, causes: list[Object]) -> StatusError:
     """422: the object is well-formed but invalid, as listed in `causes`."""
-    lines = [f"{c['field']}: {c['message']}" for c in causes]
+    # A text that two causes share appears once.
+    lines = list(dict.fromkeys(f"{c['field']}: {c['message']}" for c in causes))
     text = lines[0] if len(lines) == 1 else f"[{', '.join(lines)}]"
     message = f'{target(group, kind)} "{name}" is invalid: {text}'
     return StatusError(422, "Invalid", message, details=_details(group, kind, name, causes))

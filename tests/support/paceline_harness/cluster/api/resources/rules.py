@@ -88,7 +88,10 @@ FROZEN: dict[str, tuple[str, ...]] = {
     "deployments.apps": ("spec.selector",),
     "replicasets.apps": ("spec.selector",),
     "daemonsets.apps": ("spec.selector",),
-    "jobs.batch": ("spec.selector", "spec.template", "spec.completionMode"),
+    "jobs.batch": (
+        *("spec.selector", "spec.template.spec", "spec.template.metadata"),
+        "spec.completionMode",
+    ),
     "secrets": ("type",),
     "rolebindings.rbac.authorization.k8s.io": ("roleRef",),
     "clusterrolebindings.rbac.authorization.k8s.io": ("roleRef",),
@@ -202,13 +205,16 @@ def check_change(resource: Resource, old: Object, new: Object) -> Causes:
 
 
 def _finalizers(old: Object, new: Object) -> Causes:
-    """Check that no finalizers are added to an object that is being deleted."""
+    """Check that no finalizers are added to an object that is being deleted.
+
+    The server checks it for every kind, and each kind's own rules do so once more.
+    """
     before, after = (set(one["metadata"].get("finalizers") or ()) for one in (old, new))
     if "deletionTimestamp" not in old["metadata"] or after <= before:
         return []
-    names = ", ".join(sorted(after - before))
+    names = ", ".join(json.dumps(name) for name in sorted(after - before))
     message = (
         "Forbidden: no new finalizers can be added if the object is being deleted, "
-        f"found new finalizers [{names}]"
+        f"found new finalizers []string{{{names}}}"
     )
-    return [cause("FieldValueForbidden", message, "metadata.finalizers")]
+    return 2 * [cause("FieldValueForbidden", message, "metadata.finalizers")]

@@ -257,5 +257,17 @@ def _problem(error: jsonschema.ValidationError, schema: Schema) -> Problem:
         choices: Any = error.validator_value
         allowed = ", ".join(json.dumps(one) for one in choices)
         return Problem(path, f"Unsupported value: {value}: supported values: {allowed}", reason)
+    if kind == "type" and schema.structural:
+        return Problem(path, _type_text(path, error), reason)
     message = f"Invalid value: {value}: {error.message}"
     return Problem(path, message, reason, wire=kind in ("type", "oneOf") and not schema.structural)
+
+
+def _type_text(path: str, error: jsonschema.ValidationError) -> str:
+    """How the server words a value of another type (kube-openapi, `pkg/validation/errors`)."""
+    wanted: Any = error.validator_value
+    first = wanted if isinstance(wanted, str) else next(one for one in wanted if one != "null")
+    kinds = ("null", "boolean", "integer", "number", "string", "array")
+    is_type = jsonschema.Draft202012Validator.TYPE_CHECKER.is_type
+    kind = json.dumps(next((one for one in kinds if is_type(error.instance, one)), "object"))
+    return f"Invalid value: {kind}: {path} in body must be of type {first}: {kind}"
