@@ -206,6 +206,7 @@ async def train(
     from paceline.weights import WeightServer
     from paceline_trainer.checkpoints.checkpoint import Checkpoints
     from paceline_trainer.client import TrainerLedger
+    from paceline_trainer.phase_clock import PhaseClock
     from paceline_trainer.ranks.distributed import RankGroup
     from paceline_trainer.ranks.rank_info import RankInfo
     from paceline_trainer.step.learner import Learner
@@ -213,7 +214,7 @@ async def train(
     from paceline_trainer.step.mismatch import mismatch_of
     from paceline_trainer.step.model import shard
     from paceline_trainer.step.optimizer import Optimizer
-    from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
+    from paceline_trainer.trainer import Trainer, TrainingBackend
     from paceline_trainer.weights.publish import Publisher, Snapshotter
     from paceline_trainer.work_thread import WorkThread
 

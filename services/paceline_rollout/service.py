@@ -120,6 +120,8 @@ class RolloutService(Service):
             report=self.report,
             progress=self._updater.progress,
             usage=self._chassis.usage.totals,
+            refusal=lambda: updater.refusal,
+            at_fault=updater.overrule,
         )
         RolloutLiveness(
             engine=self._engine,

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from paceline.server.liveness import ProcessProgress, WorkProgress
-from paceline_trainer.trainer import PhaseClock, Trainer
+from paceline_trainer.phase_clock import PhaseClock
+from paceline_trainer.trainer import Trainer
 
 # In other phases it waits for a batch, for the ledger or for the other ranks.
 PHASES = ("stepping", "checkpointing", "publishing")

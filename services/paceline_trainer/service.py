@@ -39,6 +39,7 @@ from paceline_trainer.checkpoints.folders import checkpoints_of
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.gauges import TrainerGauges, peak_of, shape_of
 from paceline_trainer.liveness import TrainerLiveness
+from paceline_trainer.phase_clock import PhaseClock
 from paceline_trainer.ranks.distributed import RankGroup, StopBroadcast
 from paceline_trainer.ranks.rank_info import RankInfo
 from paceline_trainer.servicer import StatusServicer
@@ -49,7 +50,7 @@ from paceline_trainer.step.mismatch import mismatch_of
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.traces import StepTraces
-from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
+from paceline_trainer.trainer import Trainer, TrainingBackend
 from paceline_trainer.weights.publish import Publisher, Snapshotter
 from paceline_trainer.weights.seeder import WeightSeeder
 from paceline_trainer.work_thread import WorkThread

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ from paceline_trainer.checkpoints.checkpoint import Checkpoints, FoundCheckpoint
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.columns import Share
 from paceline_trainer.gauges import TrainerGauges
+from paceline_trainer.phase_clock import PhaseClock
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.mismatch import Mismatch
@@ -37,39 +37,10 @@ from paceline_trainer.work_thread import WorkThread
 
 POLL_S = 0.5
 MAX_REPORTED = 4  # damaged files in a reason
-# Ranks may have different reasons to stop; the one with the highest index counts.
-REASONS = ("", "finished", "paused", "cancelled", "signal")
+# Ranks may have different reasons to train no batch; the one with the highest index counts.
+REASONS = ("", "withdrawn", "finished", "paused", "cancelled", "signal")
 Result = TypeVar("Result")
 log = Log("trainer")
-
-
-@dataclass(slots=True)
-class PhaseClock:
-    """Seconds by phase since the start, and the current phase."""
-
-    phase: str = "loading"
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    ended: dict[str, int] = field(default_factory=dict[str, int])  # how often each phase has ended
-    _started: float | None = None  # of the current phase
-
-    @contextmanager
-    def measure(self, phase: str) -> Generator[None]:
-        """Count the time inside the context as that of a phase."""
-        before, self.phase = self.phase, phase
-        self._started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds = self.elapsed()
-            self.ended[phase] = self.ended.get(phase, 0) + 1
-            self.phase, self._started = before, None
-
-    def elapsed(self) -> dict[str, float]:
-        """Seconds by phase, including the current one so far."""
-        if self._started is None:
-            return dict(self.seconds)
-        elapsed_s = time.perf_counter() - self._started
-        return {**self.seconds, self.phase: self.seconds.get(self.phase, 0.0) + elapsed_s}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,21 +170,34 @@ class Trainer:
             raise InvalidError(f"no intact checkpoint is left ({error}): {damage}") from error
 
     async def take(self) -> Share | None:
-        """Wait for this rank's share of the next batch; None if all ranks have to stop."""
+        """Wait for this rank's share of the next batch; None if all ranks have to stop.
+
+        Weights that no engine accepts are published again meanwhile.
+        """
         since = self._traces.now()
+        share, reason = await self._agreed()
+        while reason == "withdrawn":
+            await self._publish_again()
+            share, reason = await self._agreed()
+        self._next_batch = None
+        self.stop_reason = reason
+        if reason or share is None:
+            return None
+        self._traces.begin(share, since)
+        return share
+
+    async def _agreed(self) -> tuple[Share | None, str]:
+        """This rank's share, and why all ranks train nothing now; empty: they do."""
         with self.clock.measure("waiting"):
             self._next_batch = self._next_batch or self._fetch_batch()
             with self._waits_on("experience"):
                 share = await self._until_stopped(self._next_batch)
-            self._next_batch = None
             reason = "signal" if share is None else share.stop or ""
+            if share is not None and share.publish_again:
+                reason, self._next_batch = "withdrawn", None
             code = REASONS.index(reason) if reason in REASONS else REASONS.index("finished")
             codes = await self.compute.run(self._engine.group.gather, [float(code)])
-        self.stop_reason = REASONS[int(codes.max())]
-        if self.stop_reason or share is None:
-            return None
-        self._traces.begin(share, since)
-        return share
+        return share, REASONS[int(codes.max())]
 
     async def learn(self, share: Share) -> dict[str, float]:
         """Do one optimiser step; returns when all ranks have done it.
@@ -326,6 +310,17 @@ class Trainer:
                 await self.compute.run(snapshotter.gather, snapshot)
                 await self.compute.run(self._engine.mismatch.history.keep, self.step)
             self._snapshot_step = self.step
+
+    async def _publish_again(self) -> None:
+        """Publish the weights anew, under another number, as all engines refuse the last version.
+
+        Returns on no rank before the ledger knows: it would say the same again.
+        """
+        log.warning("no engine accepts the newest version: publishing again", step=self.step)
+        await self.publish()
+        if self._rank_info.first:
+            await self._await_publication()
+        await self.compute.run(self._engine.group.barrier)
 
     def _copy(
         self,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError
 from paceline.telemetry.logs import Log
-from paceline.types import Worker
+from paceline.types import WeightRefusal, Worker
 from paceline.weights.route import TransferProgress
 from paceline_experience.store.signal import Signal
 
@@ -31,6 +31,7 @@ class Member:
     seen_s: float
     transfers: tuple[TransferProgress, ...] = ()
     usage: Mapping[str, float] = field(default_factory=dict[str, float])  # `Usage.totals`
+    refusal: WeightRefusal | None = None
 
     @property
     def held(self) -> frozenset[int]:
@@ -91,6 +92,7 @@ class Roster:
         load: Mapping[str, float] | None = None,
         transfers: Sequence[TransferProgress] = (),
         usage: Mapping[str, float] | None = None,
+        refusal: WeightRefusal | None = None,
     ) -> Member:
         """Renew a membership.
 
@@ -101,7 +103,7 @@ class Roster:
         if before is None:
             raise NotFoundError(f"worker {worker_id!r} is not in the roster; join again")
         worker = replace(before.worker, active_version=active_version, load=dict(load or {}))
-        member = Member(worker, self._clock(), tuple(transfers), dict(usage or {}))
+        member = Member(worker, self._clock(), tuple(transfers), dict(usage or {}), refusal)
         self._members[worker_id] = member
         moved = before.worker.active_version != active_version
         if moved or before.held != member.held:

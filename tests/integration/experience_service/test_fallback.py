@@ -22,6 +22,7 @@ from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.checkpoints.format import file_of
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.gauges import ModelShape, TrainerGauges
+from paceline_trainer.phase_clock import PhaseClock
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_policy
@@ -29,7 +30,7 @@ from paceline_trainer.step.mismatch import mismatch_of
 from paceline_trainer.step.model import shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import local
-from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
+from paceline_trainer.trainer import Trainer, TrainingBackend
 from paceline_trainer.weights.publish import Snapshotter
 from paceline_trainer.work_thread import WorkThread
 

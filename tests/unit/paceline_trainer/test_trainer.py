@@ -27,13 +27,14 @@ from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.liveness import TrainerLiveness
+from paceline_trainer.phase_clock import PhaseClock
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.mismatch import mismatch_of
 from paceline_trainer.step.model import shard
 from paceline_trainer.step.optimizer import Optimizer
-from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
+from paceline_trainer.trainer import Trainer, TrainingBackend
 from paceline_trainer.weights.publish import Publisher, Snapshotter
 from paceline_trainer.work_thread import WorkThread
 
@@ -210,6 +211,23 @@ async def test_a_whole_job(one_job: Any, make: Make) -> None:
     )
     assert sampled == checked == 4
     assert all(told["mismatch_tokens"] > 0 for told in metrics)
+
+
+async def test_weights_that_no_engine_accepts_are_published_again(
+    one_job: Any, make: Make, server: tuple[WeightServer, str]
+) -> None:
+    one_job.fresh = True
+    one_job.refused = {0, 2, 3}
+    trainer = make(1)
+    running = asyncio.create_task(trainer.run())
+    async with asyncio.timeout(LIMIT_S):
+        await running
+    assert [v.step for v in one_job.versions] == [0, 0, 1, 1, 1, 2, 3, 4]
+    assert [v.parent for v in one_job.versions] == [-1, 0, 1, 2, 3, 4, 5, 6]
+    assert [step for _, step, _ in one_job.commits] == [0, 1, 2, 3]
+    assert [step for _, step, _ in one_job.taken] == [0, 1, 2, 3]
+    metrics = [told for _, _, told in one_job.commits]
+    assert sum(told["versions_checked"] for told in metrics) == 4
 
 
 @pytest.mark.parametrize(
