@@ -43,7 +43,7 @@ HIGH_RATIO = 1.5
 PROVE_EVERY = 16
 """Versions, of which the first is proved by its bytes, as log-probs do not show a stale tensor."""
 NONE = PolicyVersion(version=-1, step=-1)
-OnChange = Callable[[bool], Awaitable[None]]
+OnChange = Callable[[int, bool], Awaitable[None]]
 log = Log("rollout")
 
 
@@ -54,11 +54,12 @@ class RefusedWeightsError(PacelineError):
 class WeightUpdater:
     """Follows the routes of one worker; a receiver pulls while the engine keeps generating.
 
-    `changed(True)` is awaited after a version is active and its canary agrees, `changed(False)`
-    when a canary disagrees; the bytes of that version are then loaded again. After `max_refusals`
-    of one version in a row it is refused for good, until a newer one arrives. `run` raises
-    RefusedWeightsError once `overrule` says that the engine is at fault, as only another one is
-    left to try; so it does at once for weights of another model than the engine's.
+    `changed(version, True)` is awaited after a version is active and its canary agrees,
+    `changed(version, False)` when its canary disagrees; the bytes of that version are then loaded
+    again. After `max_refusals` of one version in a row it is refused for good, until a newer one
+    arrives. `run` raises RefusedWeightsError once `overrule` says that the engine is at fault, as
+    only another one is left to try; so it does at once for weights of another model than the
+    engine's.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class WeightUpdater:
                     self._routed_ns.setdefault(found.version.version, self._tracer.now())
                     self.newest = found.version
                     if not self._receiver.route(found) and self.active.version >= 0:
-                        await self._changed(False)
+                        await self._changed(found.version.version, False)
             except DeadlineError:
                 continue
             except PacelineError as error:
@@ -181,7 +182,7 @@ class WeightUpdater:
                 await self._engine.load(_loadable(staging), self._activation)
                 verdict = await self._check(staging)
         except MisfitError as error:
-            await self._changed(False)
+            await self._changed(header.version, False)
             what = f"version {header.version} (step {header.step})"
             raise RefusedWeightsError(f"{what} cannot be loaded: {error}") from error
         except StateError as error:
@@ -227,7 +228,7 @@ class WeightUpdater:
         )
         self._metrics.set("weight_version", header.version, job=self._job_id, state="active")
         log.info("version active", job=self._job_id, version=header.version, step=header.step)
-        await self._changed(True)
+        await self._changed(header.version, True)
 
     async def _check(self, staging: Staging) -> CanaryVerdict:
         """What the canary, and now and then the bytes, say of the weights that are loaded."""
@@ -271,14 +272,14 @@ class WeightUpdater:
             await self._retry(staging)
             return
         self.refusal = WeightRefusal(header.version, str(verdict))
-        await self._changed(False)
+        await self._changed(header.version, False)
 
     async def _retry(self, staging: Staging) -> None:
         """Stop serving and load this version again, unless another one has replaced it.
 
         Its bytes are verified: to receive them again would change nothing.
         """
-        await self._changed(False)
+        await self._changed(staging.header.version, False)
         self._failures += 1
         await asyncio.sleep(backoff_s(self._failures))
         if self._server.held(self._job_id, staging.header.version) is staging:

@@ -60,6 +60,8 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
         self.deaf = False  # to reports
         self.refusal = roster_pb2.WeightRefusal(version=-1)  # of the last heartbeat
         self.accepted = -1  # a version that another worker serves
+        self.answers = asyncio.Event()  # to heartbeats, once it is set
+        self.answers.set()
         self.routes: list[roster_pb2.Route] = []
         self.news = asyncio.Event()
 
@@ -85,6 +87,7 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
         self.workers[request.worker_id].active_version = request.active_version
         self.workers[request.worker_id].load.update(request.load)
         self.held = list(request.transfers)
+        await self.answers.wait()
         refuses = request.HasField("refusal")
         self.refusal = request.refusal if refuses else roster_pb2.WeightRefusal(version=-1)
         return roster_pb2.HeartbeatReply(at_fault=refuses and self.refusal.version == self.accepted)
@@ -146,6 +149,28 @@ class World:
                     return worker
                 await asyncio.sleep(0.02)
 
+    async def status(self) -> rollout_pb2.RolloutStatus:
+        return await self.stub.Status(rollout_pb2.RolloutStatusRequest(), timeout=PATIENCE_S)
+
+    async def until_loaded(self, version: int) -> None:
+        while (await self.status()).active.version < version:
+            await asyncio.sleep(0.01)
+
+    async def until_more_tokens(self) -> None:
+        before = (await self.status()).tokens_generated
+        while (await self.status()).tokens_generated <= before:
+            await asyncio.sleep(0.01)
+
+    async def until_sampled_with(self, version: int, *, most: int) -> list[int]:
+        """The versions of a request's tokens, until this one is among them."""
+        found: list[int] = []
+        async for event in self.events("long", most=most):
+            assert not event.error, event.error
+            found += [run.version for run in event.versions]
+            if version in found:
+                break
+        return found
+
     async def until_refused(self, version: int) -> str:
         async with asyncio.timeout(PATIENCE_S):
             while self.ledger.refusal.version != version:
@@ -161,6 +186,9 @@ class World:
         return error
 
     async def generate(self, *names: str, most: int = 4) -> list[rollout_pb2.GenerateEvent]:
+        return [event async for event in self.events(*names, most=most)]
+
+    async def events(self, *names: str, most: int) -> AsyncIterator[rollout_pb2.GenerateEvent]:
         sampling = types_pb2.SamplingParams(max_tokens=most, temperature=1, top_p=1)
         batch = rollout_pb2.GenerateBatch(
             requests=[
@@ -179,7 +207,9 @@ class World:
             yield batch
 
         replies = exchange(self.stub.Generate, sent(), timeout_s=PATIENCE_S)
-        return [event async for message in replies for event in message.events]
+        async for message in replies:
+            for event in message.events:
+                yield event
 
 
 def new_server() -> tuple[aio.Server, int]:
@@ -399,6 +429,27 @@ async def test_a_simulated_engine_follows_too(
         await w.until_active(0)
         events = await w.generate("a")
         assert sum(len(e.tokens) for e in events) == 4
+
+
+async def test_versions_that_are_accepted_during_one_heartbeat_all_keep_their_tokens(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    engine = {"kind": "simulated", "vocab_size": 37, "decode_tokens_per_s": 500}
+    spec = {
+        "rollout": {"engine": {**engine, "length": {"mean": 1e6}}},
+        "sampling": {"max_tokens": 900_000, "max_context": 1_000_000},
+    }
+    async with world(tmp_path, spec, {}) as w, asyncio.timeout(PATIENCE_S):
+        w.publish(snapshot_of(model_of(), version=0))
+        await w.until_active(0)
+        generated = asyncio.create_task(w.until_sampled_with(4, most=900_000))
+        for version in (1, 2, 3, 4):
+            await w.until_more_tokens()
+            w.ledger.answers.clear()
+            w.publish(snapshot_of(model_of(), version=version))
+            await w.until_loaded(version)
+        w.ledger.answers.set()
+        assert set(await generated) >= {1, 2, 3, 4}
 
 
 async def test_a_terminated_process_hands_back_all_that_it_sampled(
