@@ -143,9 +143,8 @@ class Trainer:
         if self.step:
             engine = self._engine
             state = engine.learner.state()
-            if not await self.compute.run(
-                checkpoints.load, self.step, engine.policy, engine.optimizer, state
-            ):
+            load = partial(checkpoints.load, extras=self._extras())
+            if not await self.compute.run(load, self.step, engine.policy, engine.optimizer, state):
                 log.warning("the checkpoint has no state of slots", step=self.step)
                 await self.compute.run(engine.learner.start_again)
         log.info("training starts", step=self.step, rank=self._rank_info.rank, parent=self._parent)
@@ -247,6 +246,7 @@ class Trainer:
                 engine.policy,
                 engine.optimizer,
                 engine.learner.state(),
+                self._extras(),
             )
         self._staged_step = self.step
         self._saving = asyncio.create_task(self._save(staged), name="checkpoint")
@@ -268,6 +268,9 @@ class Trainer:
             await self.writer.run(checkpoints.discard, staged.step)
             raise
         await self.writer.run(partial(checkpoints.clean_up, newest=staged.step, retained=retained))
+
+    def _extras(self) -> dict[str, Tensor]:
+        return {"canary": self._engine.snapshotter.canary_text}
 
     async def checkpointed(self) -> None:
         """Wait until the last checkpoint is written and committed; raises what went wrong."""

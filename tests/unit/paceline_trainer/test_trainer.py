@@ -14,6 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from paceline.config import parse_job
 from paceline.config.service import ProbeSettings
+from paceline.enums import JobState
 from paceline.errors import FencedError, InvalidError, StateError, UnavailableError
 from paceline.objective.load import load_objective
 from paceline.server.liveness import ProcessProgress
@@ -289,6 +290,30 @@ async def test_a_new_incarnation_goes_on_from_the_checkpoint(one_job: Any, make:
     assert again == list(range(start, 6))
     announced = [v for v in one_job.versions if v.incarnation == 2]
     assert announced[0].step == start
+
+
+async def text_of(server: tuple[WeightServer, str], key: bytes, version: int) -> list[Any]:
+    staging = await pull(
+        [server[1]],
+        job_id="j",
+        version=version,
+        stage=lambda header: Staging(header, key=key),
+        timeout_s=LIMIT_S,
+        key=key,
+    )
+    return [each.tokens for each in staging.header.canary.sequences]
+
+
+async def test_a_new_incarnation_samples_no_other_text_for_its_canaries(
+    one_job: Any, make: Make, server: tuple[WeightServer, str]
+) -> None:
+    one_job.limit, key = 2, one_job.key
+    await asyncio.wait_for(make(1).run(), LIMIT_S)
+    before = await text_of(server, key, 2)
+    one_job.limit, one_job.state = 4, JobState.RUNNING
+    await asyncio.wait_for(make(2).run(), LIMIT_S)
+    assert one_job.rewinds == [0, 2]
+    assert await text_of(server, key, len(one_job.versions) - 1) == before
 
 
 async def test_an_older_incarnation_ends(one_job: Any, make: Make) -> None:
