@@ -73,13 +73,13 @@ class Versions:
                 await self._withdraw(state.version)
             if (run := self._evals.run) is not None and run.version in state.meta.withdrawn:
                 await self._evals.begin_anew()
-            num_withdrawn = len(state.meta.withdrawn)
-            failed = num_withdrawn >= MAX_WITHDRAWN and not state.stop
+            version, withdrawn = state.version, state.meta.withdrawn
+            failed = version in withdrawn[MAX_WITHDRAWN - 1 :] and not state.stop
         reasons = [each.reason for each in refusals if each is not None]
         if failed and reasons:
             await self._fail(
-                f"{reasons[0]}; all rollout workers refuse version {state.version}, and have "
-                f"refused the {num_withdrawn - 1} before it"
+                f"{reasons[0]}; all rollout workers refuse version {version}, and have refused "
+                f"the {len(withdrawn) - 1} before it"
             )
 
     async def _accept(self, version: int) -> None:
