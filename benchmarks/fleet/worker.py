@@ -81,7 +81,7 @@ class Process:
         member = Membership(roster=roster, report=self._worker, progress=follower.progress)
         return [follower.run(), member.run()]
 
-    async def _changed(self, healthy: bool) -> None:
+    async def _changed(self, version: int, healthy: bool) -> None:
         pass
 
     def _worker(self) -> Worker:

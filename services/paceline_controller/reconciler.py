@@ -371,6 +371,9 @@ class Reconciler:
             for other in self._slots.values()
             if (other.wanted.job_id, other.wanted.kind) == (slot.wanted.job_id, slot.wanted.kind)
         )
+        if slot.quarantine(self._clock(), alone=alone):
+            log.error("quarantined", process=slot.wanted.name, words=slot.words)
+            return
         if slot.fruitless < slot.most_failures(self._options, alone=alone):
             return
         name, lives, words = slot.wanted.name, slot.fruitless, slot.words

@@ -314,6 +314,7 @@ class ExperienceService(Service):
 
     async def _sweep_job(self, job_id: str, entry: OpenLedger) -> None:
         await sweep(entry)
+        await self._training.judge(job_id, entry.ledger)
         self._tracker.hold(job_id, await entry.ledger.held_version())  # an eval may be over
 
     async def _follow_roster(self) -> None:

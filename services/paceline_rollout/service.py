@@ -85,6 +85,8 @@ class RolloutService(Service):
             report=self.report,
             progress=self._progress,
             usage=chassis.usage.totals,
+            refusal=lambda: self._updater.refusal if self._ready else None,
+            at_fault=lambda version: self._updater.overrule(version),
         )
         self._heartbeat_task: asyncio.Task[None] | None = None
         self._multiplexer_task: asyncio.Task[None] | None = None
@@ -223,18 +225,19 @@ class RolloutService(Service):
     def _status(self) -> tuple[EngineStatus, PolicyVersion, float]:
         return self._engine.status(), self._updater.active, self._updater.canary_error
 
-    async def _on_change(self, healthy: bool) -> None:
-        """A version has become active, or its canary disagrees (`healthy` is False).
+    async def _on_change(self, version: int, healthy: bool) -> None:
+        """This version has become active, or its canary disagrees (`healthy` is False).
 
-        An unhealthy worker stays in the roster without a version: it gets routes, but no requests.
+        A newer one may be active by the time that the heartbeats of earlier changes are sent. An
+        unhealthy worker stays in the roster without a version: it gets routes, but no requests.
         """
         async with self._change_lock:
             self._healthy = healthy
             if healthy:
-                self._multiplexer.accept(self._updater.active.version)
+                self._multiplexer.accept(version)
             await self._send_heartbeat()
             if not healthy:
-                self._multiplexer.refuse()
+                self._multiplexer.refuse(version)
 
     async def _watch_engine(self) -> None:
         """Send a heartbeat at once when the engine loses its weights or has them again."""

@@ -173,16 +173,16 @@ class StreamMultiplexer:
                 self._engine.abort([output.request_id])
             self._send(output)
 
-    def refuse(self) -> None:
-        """The engine has its version wrong: end all open requests without the tokens of that."""
+    def refuse(self, version: int) -> None:
+        """The engine has this version wrong: end all open requests without the tokens of that."""
         self.abort_all("UNAVAILABLE", REFUSED)
-        self._drop_held()
+        self._drop_held(version)
 
     def refuse_all(self, detail: str) -> None:
         """End all open requests, and refuse new ones, so that callers use another worker."""
         self._refusal = detail
         self.abort_all("UNAVAILABLE", detail)
-        self._drop_held()
+        self._drop_held(self._engine.status().version)
 
     async def drain(self, detail: str) -> None:
         """`refuse_all`, and wait until callers have been sent all of their sampled tokens.
@@ -222,11 +222,10 @@ class StreamMultiplexer:
             group.create_task(self._dispatch_outputs(), name="outputs")
             group.create_task(self._watch_deadlines(), name="deadlines")
 
-    def _drop_held(self) -> None:
+    def _drop_held(self, version: int) -> None:
         """End requests whose tokens wait for a verdict, without these tokens."""
-        if self._probation is not None:
-            for output in self._probation.refuse(self._engine.status().version):
-                self._send(output)
+        for output in self._probation.refuse(version) if self._probation is not None else ():
+            self._send(output)
 
     def _refuse(
         self, stream: CallerStream, caller_request: CallerRequest, version: int

@@ -26,7 +26,7 @@ from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Span, Tracer, step_context
 from paceline.transport.rpc import backoff_s, stream
-from paceline.types import PolicyVersion, WorkerPhase
+from paceline.types import PolicyVersion, WeightRefusal, WorkerPhase
 from paceline.v1 import roster_pb2 as pb
 from paceline.weights.canary import CanaryRule, CanaryVerdict
 from paceline.weights.route import Route, TransferProgress
@@ -45,21 +45,23 @@ HIGH_RATIO = 1.5
 PROVE_EVERY = 16
 """Versions, of which the first is proved by its bytes, as log-probs do not show a stale tensor."""
 NONE = PolicyVersion(version=-1, step=-1)
-OnChange = Callable[[bool], Awaitable[None]]
+OnChange = Callable[[int, bool], Awaitable[None]]
 log = Log("rollout")
 
 
 class RefusedWeightsError(PacelineError):
-    """The engine computes something else with the weights of a version than the trainer."""
+    """The engine computes something else with weights that are right: it has to start again."""
 
 
 class WeightUpdater:
     """Follows the routes of one worker; a receiver pulls while the engine keeps generating.
 
-    `changed(True)` is awaited after a version is active and its canary agrees, `changed(False)`
-    when a canary disagrees; the bytes of that version are then loaded again. With `max_refusals` of
-    one version in a row `run` raises RefusedWeightsError, as only another engine is left to try; so
-    it does at once for weights of another model than the engine's.
+    `changed(version, True)` is awaited after a version is active and its canary agrees,
+    `changed(version, False)` when its canary disagrees; the bytes of that version are then loaded
+    again. After `max_refusals` of one version in a row it is refused for good, until a newer one
+    arrives. `run` raises RefusedWeightsError once `overrule` says that the engine is at fault, as
+    only another one is left to try; so it does at once for weights of another model than the
+    engine's.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class WeightUpdater:
         self.active = NONE
         self.newest = NONE  # of all routes received
         self.canary_error = 0.0
+        self.refusal: WeightRefusal | None = None  # of the newest version that was received
+        self._overruled: asyncio.Queue[WeightRefusal] = asyncio.Queue()
         self._active_since: float | None = None
         self._roster = roster
         self._engine = engine
@@ -149,11 +153,24 @@ class WeightUpdater:
             group.create_task(self._watch(), name="route")
             group.create_task(self._receiver.run(), name="receive")
             group.create_task(self._reports.run(), name="report")
+            group.create_task(self._end_if_overruled(), name="overruled")
             while True:
                 # In the engine, a newer version displaces one that still waits to be swapped in.
                 staging = await self._received.get()
                 group.create_task(self._activate(staging), name="activate")
                 del staging  # the memory of an unreferenced snapshot is reused for the next one
+
+    def overrule(self, version: int) -> None:
+        """Another worker serves this version: if it is refused here, the engine is at fault."""
+        if self.refusal is not None and self.refusal.version == version:
+            self._overruled.put_nowait(self.refusal)
+
+    async def _end_if_overruled(self) -> None:
+        refusal = await self._overruled.get()
+        raise RefusedWeightsError(
+            f"version {refusal.version}, which another worker serves, was refused in "
+            f"{self._max_refusals} loads of the same bytes: {refusal.reason}"
+        )
 
     async def _watch(self) -> None:
         request = pb.WatchRouteRequest(job_id=self._job_id, worker_id=self._worker_id)
@@ -168,7 +185,7 @@ class WeightUpdater:
                     self._routed_ns.setdefault(found.version.version, self._tracer.now())
                     self.newest = found.version
                     if not self._receiver.route(found) and self.active.version >= 0:
-                        await self._changed(False)
+                        await self._changed(found.version.version, False)
             except DeadlineError:
                 continue
             except PacelineError as error:
@@ -187,7 +204,7 @@ class WeightUpdater:
                 with self._in_phase(Phase.CHECKING_WEIGHTS, header):
                     verdict = await self._check(staging)
         except MisfitError as error:
-            await self._changed(False)
+            await self._changed(header.version, False)
             what = f"version {header.version} (step {header.step})"
             raise RefusedWeightsError(f"{what} cannot be loaded: {error}") from error
         except StateError as error:
@@ -230,6 +247,7 @@ class WeightUpdater:
         if header.version < self.active.version:
             return
         self._failures = 0
+        self.refusal = None
         self._active_since = time.monotonic()
         self.active = PolicyVersion(
             version=header.version,
@@ -241,7 +259,7 @@ class WeightUpdater:
         )
         self._metrics.set("weight_version", header.version, job=self._job_id, state="active")
         log.info("version active", job=self._job_id, version=header.version, step=header.step)
-        await self._changed(True)
+        await self._changed(header.version, True)
 
     async def _check(self, staging: Staging) -> CanaryVerdict:
         """What the canary, and now and then the bytes, say of the weights that are loaded."""
@@ -284,18 +302,15 @@ class WeightUpdater:
         if self._refused[1] < self._max_refusals:
             await self._retry(staging)
             return
-        await self._changed(False)
-        raise RefusedWeightsError(
-            f"version {header.version} (step {header.step}), refused in {self._max_refusals} loads "
-            f"of the same bytes: {verdict}"
-        )
+        self.refusal = WeightRefusal(header.version, str(verdict))
+        await self._changed(header.version, False)
 
     async def _retry(self, staging: Staging) -> None:
         """Stop serving and load this version again, unless another one has replaced it.
 
         Its bytes are verified: to receive them again would change nothing.
         """
-        await self._changed(False)
+        await self._changed(staging.header.version, False)
         self._failures += 1
         await asyncio.sleep(backoff_s(self._failures))
         if self._server.held(self._job_id, staging.header.version) is staging:

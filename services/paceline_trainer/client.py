@@ -75,7 +75,7 @@ class TrainerLedger:
         return reply.step, reply.parent_version
 
     async def take(self, step: int, *, rank: int, world: int) -> Share:
-        """Wait for this rank's share of the batch of a step."""
+        """Wait for this rank's share of the batch of a step, or a word to publish again."""
         request = pb.TakeBatchRequest(
             job_id=self.job_id, incarnation=self._incarnation, step=step, rank=rank, world=world
         )
@@ -197,6 +197,7 @@ class TrainerLedger:
             stats=head.stats,
             stop=wire.member_of(StopReason, head.stop, "stop") if head.stop else None,
             age_steps=dict(head.age_steps),
+            publish_again=head.publish_again,
         )
 
 

@@ -80,6 +80,7 @@ class Share:
     stats: pb.BatchStats = field(default_factory=pb.BatchStats)
     stop: StopReason | None = None
     age_steps: Mapping[int, int] = field(default_factory=dict[int, int])  # by version
+    publish_again: bool = False  # there is no batch, as no engine accepts the newest version
 
     def ages(self, versions: Ints) -> Ints:
         """How many steps the tokens of each version are behind the batch.

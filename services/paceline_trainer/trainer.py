@@ -38,8 +38,8 @@ from paceline_trainer.work_thread import WorkThread
 
 POLL_S = 0.5
 MAX_REPORTED = 4  # damaged files in a reason
-# Ranks may have different reasons to stop; the one with the highest index counts.
-REASONS = ("", "finished", "paused", "cancelled", "signal")
+# Ranks may have different reasons to train no batch; the one with the highest index counts.
+REASONS = ("", "withdrawn", "finished", "paused", "cancelled", "signal")
 Result = TypeVar("Result")
 log = Log("trainer")
 
@@ -145,9 +145,8 @@ class Trainer:
             self.clock.report.enter(Phase.LOADING_CHECKPOINT, number=self.step)
             engine = self._engine
             state = engine.learner.state()
-            if not await self.compute.run(
-                checkpoints.load, self.step, engine.policy, engine.optimizer, state
-            ):
+            load = partial(checkpoints.load, extras=self._extras())
+            if not await self.compute.run(load, self.step, engine.policy, engine.optimizer, state):
                 log.warning("the checkpoint has no state of slots", step=self.step)
                 await self.compute.run(engine.learner.start_again)
         log.info("training starts", step=self.step, rank=self._rank_info.rank, parent=self._parent)
@@ -172,21 +171,34 @@ class Trainer:
             raise InvalidError(f"no intact checkpoint is left ({error}): {damage}") from error
 
     async def take(self) -> Share | None:
-        """Wait for this rank's share of the next batch; None if all ranks have to stop."""
+        """Wait for this rank's share of the next batch; None if all ranks have to stop.
+
+        Weights that no engine accepts are published again meanwhile.
+        """
         since = self._traces.now()
+        share, reason = await self._agreed()
+        while reason == "withdrawn":
+            await self._publish_again()
+            share, reason = await self._agreed()
+        self._next_batch = None
+        self.stop_reason = reason
+        if reason or share is None:
+            return None
+        self._traces.begin(share, since)
+        return share
+
+    async def _agreed(self) -> tuple[Share | None, str]:
+        """This rank's share, and why all ranks train nothing now; empty: they do."""
         with self.clock.measure("waiting", self.step + 1):
             self._next_batch = self._next_batch or self._fetch_batch()
             with self._waits_on("experience"):
                 share = await self._until_stopped(self._next_batch)
-            self._next_batch = None
             reason = "signal" if share is None else share.stop or ""
+            if share is not None and share.publish_again:
+                reason, self._next_batch = "withdrawn", None
             code = REASONS.index(reason) if reason in REASONS else REASONS.index("finished")
             codes = await self.compute.run(self._engine.group.gather, [float(code)])
-        self.stop_reason = REASONS[int(codes.max())]
-        if self.stop_reason or share is None:
-            return None
-        self._traces.begin(share, since)
-        return share
+        return share, REASONS[int(codes.max())]
 
     async def learn(self, share: Share) -> dict[str, float]:
         """Do one optimiser step; returns when all ranks have done it.
@@ -241,6 +253,7 @@ class Trainer:
                 engine.policy,
                 engine.optimizer,
                 engine.learner.state(),
+                self._extras(),
             )
         self._staged_step = self.step
         self._saving = asyncio.create_task(self._save(staged), name="checkpoint")
@@ -262,6 +275,9 @@ class Trainer:
             await self.writer.run(checkpoints.discard, staged.step)
             raise
         await self.writer.run(partial(checkpoints.clean_up, newest=staged.step, retained=retained))
+
+    def _extras(self) -> dict[str, Tensor]:
+        return {"canary": self._engine.snapshotter.canary_text}
 
     async def checkpointed(self) -> None:
         """Wait until the last checkpoint is written and committed; raises what went wrong."""
@@ -304,6 +320,17 @@ class Trainer:
                 await self.compute.run(snapshotter.gather, snapshot)
                 await self.compute.run(self._engine.mismatch.history.keep, self.step)
             self._snapshot_step = self.step
+
+    async def _publish_again(self) -> None:
+        """Publish the weights anew, under another number, as all engines refuse the last version.
+
+        Returns on no rank before the ledger knows: it would say the same again.
+        """
+        log.warning("no engine accepts the newest version: publishing again", step=self.step)
+        await self.publish()
+        if self._rank_info.first:
+            await self._await_publication()
+        await self.compute.run(self._engine.group.barrier)
 
     def _copy(
         self,

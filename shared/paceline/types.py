@@ -260,6 +260,14 @@ class PolicyVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightRefusal:
+    """A version that a rollout worker refuses for good: its engine computes something else."""
+
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TrackerStatus:
     """The progress of one experiment tracker of a job."""
 

@@ -22,12 +22,23 @@ from paceline.plugins import (
 class Inexact:
     """The torch engine with noise on its log-probs, or a fault in the weights that it reads."""
 
-    def __init__(self, *, noise: float = 0.0, fault: str = "", **arguments: Any) -> None:
-        """`noise`: its standard deviation, in units of the noise that the trainer measures."""
+    def __init__(
+        self,
+        *,
+        noise: float = 0.0,
+        fault: str = "",
+        versions: Sequence[int] = (),
+        **arguments: Any,
+    ) -> None:
+        """`noise`: its standard deviation, in units of the noise that the trainer measures.
+
+        `versions`: those that the fault is in; none: in all.
+        """
         make: EngineFactory = registry.find("engines", "torch")
         self._inner: Engine = make(**arguments)
         self._times = noise
         self._fault = fault
+        self._versions = versions
         self._deviation = 0.0
         self._chance = random.Random(0)
 
@@ -66,7 +77,8 @@ class Inexact:
         return [min(x + self._chance.gauss(0.0, self._deviation), 0.0) for x in logprobs]
 
     def _read(self, snapshot: WeightSnapshot) -> WeightSnapshot:
-        if not self._fault:
+        version: int = snapshot.header.version
+        if not self._fault or (self._versions and version not in self._versions):
             return snapshot
         from paceline_harness.models.corruptions import corrupted
 

@@ -14,6 +14,9 @@ from paceline_controller.jobs.plan import Wanted
 CHECK_EVERY_S = 5.0
 GIVE_UP_AFTER_LASTING = 3
 """Failures for a reason that no restart changes, until the job fails."""
+QUARANTINE_S = 600.0
+"""Pause of a worker whose engine gets wrong what another one serves, `GIVE_UP_AFTER_LASTING` times
+in a row: until then, its job goes on without it."""
 STEADY_S = 600.0
 """A job's worker that was ready for so long has made progress, also if its job has not."""
 # Missing modules, wrong settings or options of a program, no memory for the model.
@@ -36,6 +39,8 @@ class ProcessSlot:
     restarts: RestartBackoff
     running: bool = False
     fruitless: int = 0  # failures since it last made progress
+    refusals: int = 0  # failures in a row in which its engine refused weights
+    quarantined: bool = False
     words: str = ""  # the reason of the last failure
     best_step: int = 0
     checked_s: float = 0.0
@@ -50,7 +55,7 @@ class ProcessSlot:
 
     def began(self, now_s: float) -> None:
         """It was started, or adopted."""
-        self.running = True
+        self.running, self.quarantined = True, False
         self.checked_s = self.answered_s = now_s
         self.ready_since_s = None
 
@@ -69,7 +74,7 @@ class ProcessSlot:
         by_steps = self.wanted.kind is WorkerKind.TRAINER
         enough_s = STEADY_S if self.wanted.job_id else self.restarts.stable_s
         if not by_steps and now_s - self.ready_since_s >= enough_s:
-            self.fruitless = 0
+            self.fruitless = self.refusals = 0
 
     def waits(self, now_s: float) -> None:
         """It is pending, so that a missing answer means nothing."""
@@ -95,6 +100,18 @@ class ProcessSlot:
         self.ready_since_s = None
         self.fruitless += 1
 
+    def quarantine(self, now_s: float, *, alone: bool) -> bool:
+        """After a failure: whether it is kept from starting, for `QUARANTINE_S`.
+
+        So it is for weights that its engine gets wrong again and again, unless it is `alone`.
+        """
+        self.refusals = self.refusals + 1 if _LASTING.search(self.words) else 0
+        self.quarantined = self.refusals >= GIVE_UP_AFTER_LASTING and not alone
+        if self.quarantined:
+            self.restarts.due_s = now_s + QUARANTINE_S
+            self.fruitless = 0
+        return self.quarantined
+
     def most_failures(self, options: ControllerOptions, *, alone: bool) -> int:
         """Failures without progress until its job fails.
 
@@ -109,6 +126,8 @@ class ProcessSlot:
 
     def failures(self) -> str:
         """How often it has failed, and the last time how, for people."""
+        if self.quarantined:
+            return f"{self.wanted.name} is quarantined for {QUARANTINE_S / 60:g} min: {self.words}"
         times = "once" if self.fruitless == 1 else f"{self.fruitless} times"
         return f"{self.wanted.name} failed {times} without progress: {self.words}"
 
@@ -116,7 +135,8 @@ class ProcessSlot:
     def in_trouble(self) -> bool:
         """Whether it does not get on; one failure of a worker that was ready is no trouble yet."""
         starting = not self.running or self.ready_since_s is None
-        return self.fruitless > 1 or (self.fruitless == 1 and self.failed_at_start and starting)
+        failing = self.fruitless == 1 and self.failed_at_start and starting
+        return self.quarantined or self.fruitless > 1 or failing
 
     def may_start(self, now_s: float) -> bool:
         """Whether it is not running and its backoff is over."""

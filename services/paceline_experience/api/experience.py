@@ -222,6 +222,7 @@ def batch_parts(share: BatchShare) -> Iterator[pb.BatchPart]:
         stop=wire.number_of(share.stop),
         stats=wire.to_proto(share.stats, pb.BatchStats),
         age_steps=share.age_steps,
+        publish_again=share.publish_again,
     )
     size = 0
     for data in share.samples:

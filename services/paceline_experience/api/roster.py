@@ -10,13 +10,13 @@ from paceline import wire
 from paceline.enums import WorkerKind
 from paceline.transport.job_credential import JOB_KINDS
 from paceline.transport.rpc_authorization import check_speaks_for
-from paceline.types import Worker, WorkerPhase
+from paceline.types import WeightRefusal, Worker, WorkerPhase
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1 import roster_pb2_grpc, types_pb2
 from paceline.weights.route import ChunkSource, TransferProgress, TransferReport
 from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.fleet.routes import RoutePlanner
-from paceline_experience.jobs.training import Training
+from paceline_experience.jobs.training import MAX_REASON_CHARS, Training
 
 
 class RosterServicer(roster_pb2_grpc.RosterServicer):
@@ -54,10 +54,11 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
             transfers=[wire.from_proto(each, TransferProgress) for each in request.transfers],
             usage=request.usage,
             phases=[wire.from_proto(each, WorkerPhase) for each in request.phases],
+            refusal=_refusal(request),
         )
         self._tracker.progress(member)
         if member.worker.kind in JOB_KINDS:  # which are not told of other jobs
-            return pb.HeartbeatReply()
+            return pb.HeartbeatReply(at_fault=self._training.at_fault(member))
         return pb.HeartbeatReply(ended_jobs=await self._ended_jobs(request.kept_jobs))
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
@@ -126,6 +127,12 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
         worker = self._roster.find(worker_id)
         if worker is not None:
             check_speaks_for(worker.kind)
+
+
+def _refusal(request: pb.HeartbeatRequest) -> WeightRefusal | None:
+    if not request.HasField("refusal"):
+        return None
+    return WeightRefusal(request.refusal.version, request.refusal.reason[:MAX_REASON_CHARS])
 
 
 def _query(request: pb.ListWorkersRequest) -> Query:

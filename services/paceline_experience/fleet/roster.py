@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError
 from paceline.telemetry.logs import Log
-from paceline.types import Worker, WorkerPhase
+from paceline.types import WeightRefusal, Worker, WorkerPhase
 from paceline.weights.route import TransferProgress
 from paceline_experience.store.signal import Signal
 
@@ -31,6 +31,7 @@ class Member:
     seen_s: float
     transfers: tuple[TransferProgress, ...] = ()
     usage: Mapping[str, float] = field(default_factory=dict[str, float])  # `Usage.totals`
+    refusal: WeightRefusal | None = None
 
     @property
     def held(self) -> frozenset[int]:
@@ -93,6 +94,7 @@ class Roster:
         transfers: Sequence[TransferProgress] = (),
         usage: Mapping[str, float] | None = None,
         phases: Sequence[WorkerPhase] = (),
+        refusal: WeightRefusal | None = None,
     ) -> Member:
         """Renew a membership.
 
@@ -108,7 +110,7 @@ class Roster:
             load=dict(load or {}),
             phases=tuple(phases),
         )
-        member = Member(worker, self._clock(), tuple(transfers), dict(usage or {}))
+        member = Member(worker, self._clock(), tuple(transfers), dict(usage or {}), refusal)
         self._members[worker_id] = member
         moved = before.worker.active_version != active_version
         if moved or before.held != member.held:

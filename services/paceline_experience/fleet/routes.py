@@ -144,6 +144,13 @@ class RoutePlanner:
         job = self._jobs.get(job_id)
         return None if job is None else job.newest
 
+    def withdraw(self, job_id: str, version: int) -> None:
+        """Route nobody to this version any more."""
+        job = self._jobs.get(job_id)
+        if job is not None and job.broadcast.withdraw(version):
+            self._sync(job_id, job)
+            job.changed.fire()
+
     def hold(self, job_id: str, version: int) -> None:
         """Hold some workers at this version while it is measured; -1: none."""
         job = self._jobs.get(job_id)
@@ -192,6 +199,11 @@ class RoutePlanner:
 
     # answers to workers and users
 
+    def receivers(self, job_id: str) -> list[Member]:
+        """The job's rollout workers that follow routes."""
+        members = self._roster.members(Query(job_id=job_id, kind=WorkerKind.ROLLOUT))
+        return [m for m in members if m.worker.weights_endpoint and m.worker.job_id == job_id]
+
     def route(self, job_id: str, worker_id: str) -> Route | None:
         """A worker's present route; None: nothing to pull."""
         job = self._jobs.get(job_id)
@@ -238,7 +250,7 @@ class RoutePlanner:
                     transfers=h.transfers or _transfers(members.get(h.endpoint)),
                     sources=h.sources,
                     bytes_per_s=h.bytes_per_s,
-                    trouble=h.trouble,
+                    trouble=h.trouble or _refused(members.get(h.endpoint)),
                 )
                 for h in view.holders
             ),
@@ -262,7 +274,7 @@ class RoutePlanner:
 
     def _sync(self, job_id: str, job: _JobBroadcast) -> None:
         """Update the broadcast with workers that joined or left, and with those to be held."""
-        members = {m.worker.worker_id: m for m in self._members(job_id)}
+        members = {m.worker.worker_id: m for m in self.receivers(job_id)}
         nodes = {name: _node(member.worker) for name, member in members.items()}
         changed = nodes != job.nodes
         for name in job.nodes.keys() - nodes.keys():
@@ -286,7 +298,7 @@ class RoutePlanner:
         return changed
 
     def _held_workers(self, job_id: str, job: _JobBroadcast) -> set[str]:
-        workers = [member.worker for member in self._members(job_id)]
+        workers = [member.worker for member in self.receivers(job_id)]
         if job.held not in job.broadcast.versions:
             # This service has restarted: there is no route to it, but some workers still have it.
             workers = [worker for worker in workers if worker.active_version == job.held]
@@ -299,10 +311,6 @@ class RoutePlanner:
         held = [m.held for m in self._roster.members(Query(job_id=job_id)) if m.held]
         passed = [job.held not in versions and max(versions) > job.held for versions in held]
         return not (passed and all(passed))
-
-    def _members(self, job_id: str) -> list[Member]:
-        members = self._roster.members(Query(job_id=job_id, kind=WorkerKind.ROLLOUT))
-        return [m for m in members if m.worker.weights_endpoint and m.worker.job_id == job_id]
 
 
 def _with_digest(version: PolicyVersion, job: _JobBroadcast) -> PolicyVersion:
@@ -326,3 +334,9 @@ def _active(member: Member | None) -> int:
 
 def _transfers(member: Member | None) -> tuple[TransferProgress, ...]:
     return () if member is None else member.transfers
+
+
+def _refused(member: Member | None) -> str:
+    """What a worker says against a version, for people; empty: nothing."""
+    refusal = None if member is None else member.refusal
+    return "" if refusal is None else f"refuses version {refusal.version}: {refusal.reason}"

@@ -394,7 +394,7 @@ class JobService:
         ledger = await self._ledgers.get(job_id)
         if job_id not in self._ledgers.active:
             return
-        versions = [asdict(version) for version in ledger.publications()]
+        versions = [asdict(version) for version in ledger.versions.listed()]
         write_json(self._history.folder(job_id) / "versions.json", versions)
         if job_id not in self._exporters:
             folder = self._history.folder(job_id) / "trajectories"

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from paceline.enums import TRAINER_SAYS, JobState, StopReason
+from paceline.enums import TRAINER_SAYS, JobState, StopReason, WorkerKind
 from paceline.errors import PacelineError, StateError
 from paceline.telemetry.logs import Log
 from paceline.types import Job, PolicyVersion
 from paceline.weights.route import ChunkSource
+from paceline_experience.fleet.roster import Member
 from paceline_experience.fleet.routes import RoutePlanner, SeededVersion
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers
@@ -161,7 +162,7 @@ class Training:
         async with self._publishing.setdefault(job_id, asyncio.Lock()):
             ledger = await self._ledgers.get(job_id)
             if seed.part:
-                version = await ledger.publication(incarnation=incarnation, step=step)
+                version = await ledger.versions.of_step(step, incarnation=incarnation)
             else:
                 version = await ledger.publish_version(
                     incarnation=incarnation,
@@ -181,6 +182,29 @@ class Training:
             if job_id in self._ledgers.active:
                 self._tracker.announce(job_id, seeded, key=key, held=held)
         return SeedInstructions(seeded.version, held, key, seeded.chunk_bytes, seeded.source)
+
+    async def judge(self, job_id: str, ledger: JobLedger) -> None:
+        """Hear what rollout workers say of the newest version; nobody is routed to a withdrawn one.
+
+        To be called over and over.
+        """
+        members = self._tracker.receivers(job_id)
+        try:
+            await ledger.versions.hear(
+                serving=[member.worker.active_version for member in members],
+                refusals=[member.refusal for member in members],
+            )
+        except PacelineError as error:
+            log.warning("verdicts on weights are not recorded", job=job_id, error=error)
+        for version in ledger.versions.withdrawn:
+            self._tracker.withdraw(job_id, version)
+
+    def at_fault(self, member: Member) -> bool:
+        """Whether a worker refuses a version that another one has served."""
+        entry, refusal = self._ledgers.active.get(member.worker.job_id), member.refusal
+        if entry is None or refusal is None or member.worker.kind is not WorkerKind.ROLLOUT:
+            return False
+        return refusal.version == entry.ledger.versions.accepted
 
     async def release_held(self, job_id: str, ledger: JobLedger) -> None:
         """Let workers go on that were held at a version for an evaluation that is over."""

@@ -107,8 +107,12 @@ class Batches:
                     self.problem = clipped(error.message, self._core.limits.settings.reason_bytes)
                     fixed = None
                 groups = [state.groups[name] for name in fixed.groups] if fixed else []
+                every = self._core.spec.trainer.publish_every
+                again = step == state.step and _publishes_again(state, every)
             if fixed is not None and not self.problem:
                 return await self._share(fixed, groups, rank, world)
+            if again:
+                return BatchShare(step=step, publish_again=True)
             await _wait(event)
 
     async def _share(
@@ -359,6 +363,18 @@ def _digest(groups: Sequence[GroupRecord]) -> str:
     """A hash of the content, so that a batch lost by the store differs from its replacement."""
     names = "\n".join(name for group in groups for name in group.member_payloads())
     return hashlib.sha256(names.encode()).hexdigest()[:16]
+
+
+def _publishes_again(state: LedgerState, publish_every: int) -> bool:
+    """Whether a trainer that would wait for a batch is to publish its weights again.
+
+    Not if it does so anyway: after a step, or as it has just started.
+    """
+    newest = state.versions.get(state.version)
+    if newest is None or newest.version not in state.meta.withdrawn:
+        return False
+    due = newest.step != state.step and state.step % publish_every == 0
+    return not due and newest.incarnation == state.meta.incarnation
 
 
 def fence(state: LedgerState, incarnation: int) -> None:

@@ -120,10 +120,12 @@ class JobCompletion:
             return
         if self._evals.run:
             return
-        if last is not None and not self._evals.measured(last.version):
+        reason = _REASONS.get(state.meta.stop_reason, state.meta.problem)
+        if last is not None and last.version in state.meta.withdrawn:
+            reason += f"; no rollout worker accepts version {last.version}, the last one"
+        elif last is not None and not self._evals.measured(last.version):
             await self._evals.start()
             return
-        reason = _REASONS.get(state.meta.stop_reason, state.meta.problem)
         if not state.step and state.meta.stop_reason in _NEEDS_A_STEP:
             await self._finish("failed", self._nothing_trained(reason))
         else:

@@ -10,7 +10,6 @@ from typing import Any
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
 from paceline.enums import EpisodeOutcome, StopReason
-from paceline.errors import StateError
 from paceline.plugins import TaskSource
 from paceline.progress import LedgerProgress
 from paceline.telemetry.tracing import OFF, Tracer
@@ -28,6 +27,7 @@ from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.job_completion import JobCompletion
 from paceline_experience.ledger.leases import Demand, Leases
 from paceline_experience.ledger.lifecycle.pauses import Pauses
+from paceline_experience.ledger.lifecycle.versions import Versions
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.records import Publication, make_record
@@ -115,6 +115,7 @@ class JobLedger:
             evals=self._evals,
             hooks=hooks,
         )
+        self.versions = Versions(core=core, evals=self._evals, fail=self._completion.fail)
 
     async def open(self) -> None:
         """Load what Redis holds; leases get their full time again."""
@@ -337,25 +338,6 @@ class JobLedger:
         await self._evals.on_publication(step)
         core.work.fire()
         return published.policy_version()
-
-    async def publication(self, *, incarnation: int, step: int) -> PolicyVersion | None:
-        """What this incarnation has published for a step; None: nothing yet.
-
-        Raises:
-            StateError: it has published a later step.
-        """
-        async with self._core.transaction() as state:
-            fence(state, incarnation)
-            last = state.versions.get(state.version)
-        if last is None or last.incarnation != incarnation or last.step < step:
-            return None
-        if last.step > step:
-            raise StateError(f"step {step} was to be seeded, but {last.step} is published")
-        return last.policy_version()
-
-    def publications(self) -> list[PolicyVersion]:
-        """All publications, in order."""
-        return [found.policy_version() for _, found in sorted(self._core.state.versions.items())]
 
     async def held_version(self) -> int:
         """The version at which eval workers are held; -1: none."""

@@ -230,6 +230,9 @@ class LedgerMeta:
     feed: str = ""  # state of the task cursor
     clock: float = 0.0  # the job's clock in seconds, saved every few seconds
     started: float | None = None  # when the first version was published
+    # verdicts of rollout workers
+    accepted: int = -1  # the newest version that one of them has served
+    withdrawn: tuple[int, ...] = ()  # later ones that all of them refuse
     # checkpoints
     checkpoint: str = ""
     checkpoint_step: int = 0

@@ -26,7 +26,10 @@ Values = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class BatchShare:
-    """What one rank trains at a step; a non-empty `stop` means no batch: the job is ending."""
+    """What one rank trains at a step; a non-empty `stop` means no batch: the job is ending.
+
+    With `publish_again` there is none yet, as no engine accepts the newest version.
+    """
 
     batch_id: str = ""
     step: int = 0
@@ -36,6 +39,7 @@ class BatchShare:
     stats: BatchStats = field(default_factory=BatchStats)
     samples: tuple[bytes, ...] = ()  # encoded `TrainSample` messages
     age_steps: Mapping[int, int] = field(default_factory=dict[int, int])
+    publish_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

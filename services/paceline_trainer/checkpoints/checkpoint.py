@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
@@ -170,14 +171,16 @@ class Checkpoints:
         policy: PolicyModel,
         optimizer: Optimizer,
         slots: Mapping[str, Any] = MappingProxyType({}),
+        extras: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> StagedCheckpoint:
         """Collective: copy the state after `step` updates, once the one before is written.
 
-        `slots`: tensors of the objective's slots.
+        `slots`: tensors of the objective's slots; `extras`: others, which may do without it.
         """
         model, inner = _trained(policy, optimizer)
         random = {str(self._group.rank_info.rank): torch.get_rng_state()}
         state = {"model": model, "optimizer": inner, "random": random, "slots": {**slots}}
+        state["extras"] = {**extras}
         return StagedCheckpoint(step, self._stager.stage(state))
 
     def write(self, staged: StagedCheckpoint) -> WrittenCheckpoint:
@@ -213,11 +216,13 @@ class Checkpoints:
         policy: PolicyModel,
         optimizer: Optimizer,
         slots: Mapping[str, Any] = MappingProxyType({}),
+        extras: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> bool:
         """Collective: load the checkpoint of a step, whatever world size wrote it.
 
         Loads the one that `find` has returned, if it is of this step. `slots` are filled in place;
-        returns whether the checkpoint has all of them, if not they stay as they are.
+        returns whether the checkpoint has all of them, if not they stay as they are. So does each
+        of `extras` that it does not have in this shape.
 
         Raises:
             NotFoundError: there is none.
@@ -225,7 +230,7 @@ class Checkpoints:
         """
         found = self._found
         folder = found if found is not None and found.step == step else self._newest(step)
-        return self._load(self._storage, folder, policy, optimizer, slots)
+        return self._load(self._storage, folder, policy, optimizer, slots, extras)
 
     def load_saved(
         self,
@@ -250,6 +255,7 @@ class Checkpoints:
         policy: PolicyModel,
         optimizer: Optimizer,
         slots: Mapping[str, Any],
+        extras: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> bool:
         reader = CheckpointReader(storage, folder.name)
         model, inner = _trained(policy, optimizer)
@@ -261,6 +267,11 @@ class Checkpoints:
         has_slots = all(any(key.startswith(f"slots.{name}") for key in written) for name in slots)
         if has_slots:
             state["slots"] = {**slots}
+        state["extras"] = {
+            name: each
+            for name, each in extras.items()
+            if getattr(written.get(f"extras.{name}"), "size", None) == each.shape
+        }
         with _translated(folder.name):
             load(state, storage_reader=reader, planner=LoadFromJson())
         with policy.in_float32():

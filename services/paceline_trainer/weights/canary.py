@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidError
+from paceline.telemetry.logs import Log
 from paceline.weights.canary import Canary, CanarySequence, trimmed_rms
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.model import DTYPES, PolicyModel
@@ -17,12 +18,18 @@ from paceline_trainer.weights.layerwise import LayerwisePolicy, Weights
 MIN_SEQUENCES, MAX_SEQUENCES = 4, 32
 NUM_TOKENS = 512  # of all sequences
 MAX_LENGTH = NUM_TOKENS // MIN_SEQUENCES
+HOST_ROOM = 2 << 30  # bytes that a rank without a GPU takes for granted
 MAX_NOISE = 0.2
 """Nats. Pretrained models have 0.04 in bfloat16; above this the trainer itself is broken."""
 
+log = Log("canary")
+
 
 class CanaryMaker:
-    """Tokens are fixed at the first canary. Collective, except for a policy that is whole."""
+    """Tokens are fixed at the first canary. Collective, except for a policy that is whole.
+
+    `text` [S, L] has them, -1 before that; a checkpoint may fill it in place.
+    """
 
     def __init__(
         self,
@@ -44,9 +51,10 @@ class CanaryMaker:
         self._recipe = engine_dtype
         self._stored = DTYPES[engine_dtype]
         self._own = own
-        self._length = max(min(max_context, MAX_LENGTH), 2)
+        length = max(min(max_context, MAX_LENGTH), 2)
+        rows = min(max(NUM_TOKENS // length, MIN_SEQUENCES), MAX_SEQUENCES)
         self._seed = seed
-        self._ids: Tensor | None = None  # [S, L]
+        self.text = torch.full((rows, length), -1)
 
     def capture(self) -> Weights:
         """What `make` needs of the policy, without a copy."""
@@ -59,9 +67,9 @@ class CanaryMaker:
         Raises:
             InvalidError: the trainer does not agree with itself.
         """
-        if self._ids is None:
-            self._ids = self._sample(weights)
-        ids = self._ids
+        if bool((self.text < 0).any()):
+            self.text.copy_(self._sample(weights))
+        ids = self.text.clone()
         reference = self._layerwise.logprobs(
             weights, ids, stored=self._stored, dtype=torch.float32
         ).cpu()
@@ -90,7 +98,7 @@ class CanaryMaker:
     def _sample(self, weights: Weights) -> Tensor:
         """Text at temperature 1 from the policy as it is, [S, L]; the same on all ranks."""
         generator = torch.Generator().manual_seed(self._seed)
-        rows = min(max(NUM_TOKENS // self._length, MIN_SEQUENCES), MAX_SEQUENCES)
+        rows, length = self.text.shape
 
         def choose(logits: Tensor) -> Tensor:
             if bool(logits.isnan().any()):
@@ -99,7 +107,18 @@ class CanaryMaker:
             return torch.from_numpy(self._group.gather(drawn.tolist())[0]).long()
 
         first = torch.full((rows, 1), _first_token(self._policy.config.get_text_config()))
-        return self._layerwise.extend(weights, first, self._length, choose)
+        num_bytes = self._layerwise.whole_bytes(weights, self._stored)
+        if num_bytes and self._fits(num_bytes):
+            log.info("gathering all weights once, for the canary's text", bytes=num_bytes)
+            weights = self._layerwise.whole(weights, self._stored)
+        return self._layerwise.extend(weights, first, length, choose)
+
+    def _fits(self, num_bytes: int) -> bool:
+        """Whether all ranks have room for so much, and as much again for what else there is."""
+        device, free = self._group.device, HOST_ROOM
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+        return bool(self._group.gather([2 * num_bytes <= free]).all())
 
     def _check(self, noise: float) -> None:
         if not noise <= MAX_NOISE:

@@ -82,6 +82,21 @@ class LayerwisePolicy:
             found = self._model(ids[:, :-1], None, indices, targets, 1.0).logprobs
         return found.view(len(ids), -1)
 
+    def whole_bytes(self, weights: Weights, dtype: torch.dtype) -> int:
+        """Size in bytes of what `whole` gathers; 0: nothing is sharded."""
+        sharded = {id(value): value for value in weights if isinstance(value, DTensor)}
+        return sum(value.numel() * dtype.itemsize for value in sharded.values())
+
+    @torch.no_grad()
+    def whole(self, weights: Weights, dtype: torch.dtype) -> Weights:
+        """Gather the sharded weights, in this precision, so that no later pass has to."""
+        seen: dict[int, Tensor] = {}  # tied ones stay one
+        for value in weights:
+            if id(value) not in seen:
+                sharded = isinstance(value, DTensor)
+                seen[id(value)] = value.full_tensor().to(self._device, dtype) if sharded else value
+        return tuple(seen[id(value)] for value in weights)
+
     @torch.no_grad()
     def extend(
         self, weights: Weights, ids: Tensor, length: int, choose: Callable[[Tensor], Tensor]

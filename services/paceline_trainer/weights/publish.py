@@ -147,6 +147,11 @@ class Snapshotter:
             seed=seed,
         )
 
+    @property
+    def canary_text(self) -> Tensor:
+        """The tokens of canaries, -1 before the first one; a checkpoint may fill it in place."""
+        return self._canary.text
+
     def source(self) -> Source:
         """What a copy is made of, which no longer follows the policy if that gets other weights."""
         return Source(self._state(), self._canary.capture())

@@ -424,7 +424,7 @@ class RolloutOptions(WeightsOptions):
     """The installation's settings of engines, by kind: interpreters, arguments, addresses. See
     docs/engines.md; the job's options are in its `rollout.engine`."""
     max_refusals: int = Field(default=3, ge=1)
-    """Loads of one version whose canary disagrees, until the worker ends and is replaced."""
+    """Loads of one version whose canary disagrees, until the worker refuses it for good."""
 
 
 class TrainerOptions(WeightsOptions):

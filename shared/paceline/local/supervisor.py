@@ -155,6 +155,7 @@ class Local:
                 self._end_what_it_left()
         if self._store is not None:
             self._store.stop()
+        self._processes.close()
         (self.run_dir / "gateway.json").unlink(missing_ok=True)
         if self._lock is not None:
             self._lock.close()
@@ -333,6 +334,7 @@ class Local:
         for record in left.records():
             left.stop(record.name, grace_s=1.0)
             left.forget(record.name)
+        left.close()
 
 
 def _serving(settings: ServiceSettings) -> bool:

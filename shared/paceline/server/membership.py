@@ -11,7 +11,7 @@ from paceline import wire
 from paceline.errors import NotFoundError, PacelineError
 from paceline.telemetry.logs import Log
 from paceline.transport.rpc import call
-from paceline.types import Worker
+from paceline.types import WeightRefusal, Worker
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline.weights.route import TransferProgress
@@ -37,7 +37,8 @@ class Membership:
     `report` returns its current endpoint, version and load; `progress` returns the weights that it
     can serve to peers, complete or partial; `ended` is called with jobs that have ended lately,
     with each of them several times, and with those of `kept` that have ended at any time; `usage`
-    returns `Usage.totals`.
+    returns `Usage.totals`. `refusal` returns what a rollout worker refuses; `at_fault` is called
+    with its version if another worker serves that.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Membership:
         ended: Ended = ignored,
         kept: Callable[[], Iterable[str]] = tuple,
         usage: Callable[[], Mapping[str, float]] = dict,
+        refusal: Callable[[], WeightRefusal | None] = lambda: None,
+        at_fault: Callable[[int], None] = lambda version: None,
         period_s: float = 1.0,
     ) -> None:
         self._roster = roster
@@ -57,6 +60,8 @@ class Membership:
         self._ended = ended
         self._kept = kept
         self._usage = usage
+        self._refusal = refusal
+        self._at_fault = at_fault
         self._num_beats = 0
         self._joined: Worker | None = None
         self._period_s = period_s
@@ -90,6 +95,7 @@ class Membership:
             NotFoundError: the roster has forgotten this worker; join again.
         """
         worker, transfers = self._report(), self._progress()
+        refusal = self._refusal()
         names_kept = self._num_beats % _KEPT_BEATS == 0
         self._num_beats += 1
         request = pb.HeartbeatRequest(
@@ -101,10 +107,13 @@ class Membership:
             kept_jobs=self._kept() if names_kept else (),
             usage=self._usage(),
             phases=[wire.to_proto(each, types_pb2.WorkerPhase) for each in worker.phases],
+            refusal=None if refusal is None else wire.to_proto(refusal, pb.WeightRefusal),
         )
         reply = await call(self._roster.Heartbeat, request, timeout_s=5.0)
         for job_id in reply.ended_jobs:
             await self._ended(job_id)
+        if refusal is not None and reply.at_fault:
+            self._at_fault(refusal.version)
 
     async def leave(self) -> None:
         """Leave the roster, so that the worker gets no more work."""

@@ -658,6 +658,7 @@ class BatchPart(_message.Message):
     STATS_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     AGE_STEPS_FIELD_NUMBER: _builtins.int
+    PUBLISH_AGAIN_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.str
     step: _builtins.int
     total_sequences: _builtins.int
@@ -668,6 +669,10 @@ class BatchPart(_message.Message):
     """of this rank"""
     stop: _types_pb2.StopReason.ValueType
     """if set, there is no batch and the job should end"""
+    publish_again: _builtins.bool
+    """There is no batch, and all engines refuse the newest version: publish the weights again as
+    another one, then ask again.
+    """
     @_builtins.property
     def stats(self) -> Global___BatchStats: ...
     @_builtins.property
@@ -688,10 +693,11 @@ class BatchPart(_message.Message):
         stats: Global___BatchStats | None = ...,
         samples: _abc.Iterable[Global___TrainSample] | None = ...,
         age_steps: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        publish_again: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_steps", b"age_steps", "batch_id", b"batch_id", "num_samples", b"num_samples", "samples", b"samples", "stats", b"stats", "step", b"step", "stop", b"stop", "total_sequences", b"total_sequences", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_steps", b"age_steps", "batch_id", b"batch_id", "num_samples", b"num_samples", "publish_again", b"publish_again", "samples", b"samples", "stats", b"stats", "step", b"step", "stop", b"stop", "total_sequences", b"total_sequences", "total_tokens", b"total_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

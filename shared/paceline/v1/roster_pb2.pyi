@@ -170,6 +170,7 @@ class HeartbeatRequest(_message.Message):
     KEPT_JOBS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     active_version: _builtins.int
     @_builtins.property
@@ -192,6 +193,10 @@ class HeartbeatRequest(_message.Message):
 
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerPhase]: ...
+    @_builtins.property
+    def refusal(self) -> Global___WeightRefusal:
+        """of a rollout worker that refuses a version for good; unset: none"""
+
     def __init__(
         self,
         *,
@@ -203,14 +208,38 @@ class HeartbeatRequest(_message.Message):
         kept_jobs: _abc.Iterable[_builtins.str] | None = ...,
         usage: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         phases: _abc.Iterable[_types_pb2.WorkerPhase] | None = ...,
+        refusal: Global___WeightRefusal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "held_versions", b"held_versions", "kept_jobs", b"kept_jobs", "load", b"load", "phases", b"phases", "transfers", b"transfers", "usage", b"usage", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "held_versions", b"held_versions", "kept_jobs", b"kept_jobs", "load", b"load", "phases", b"phases", "refusal", b"refusal", "transfers", b"transfers", "usage", b"usage", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
+
+@_typing.final
+class WeightRefusal(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    reason: _builtins.str
+    """what the canary, or the proof of bytes, says"""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightRefusal: _TypeAlias = WeightRefusal  # noqa: Y015
 
 @_typing.final
 class TransferProgress(_message.Message):
@@ -249,6 +278,9 @@ class HeartbeatReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENDED_JOBS_FIELD_NUMBER: _builtins.int
+    AT_FAULT_FIELD_NUMBER: _builtins.int
+    at_fault: _builtins.bool
+    """Another worker serves the version that this one refuses: its engine has to start again."""
     @_builtins.property
     def ended_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Lately, or of kept_jobs: cancelled, failed or done. Empty for trainers and rollout workers."""
@@ -257,10 +289,11 @@ class HeartbeatReply(_message.Message):
         self,
         *,
         ended_jobs: _abc.Iterable[_builtins.str] | None = ...,
+        at_fault: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_jobs", b"ended_jobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_fault", b"at_fault", "ended_jobs", b"ended_jobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -715,7 +748,7 @@ class WeightsHolder(_message.Message):
     bytes_per_s: _builtins.float
     """measured from its first source; 0: none yet"""
     trouble: _builtins.str
-    """why peers do not currently pull from it; empty: none"""
+    """why peers do not pull from it, or what it refuses; empty: none"""
     @_builtins.property
     def transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransferProgress]:
         """versions it holds"""

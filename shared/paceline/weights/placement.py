@@ -32,7 +32,7 @@ class WeightHolder:
     transfers: tuple[TransferProgress, ...] = ()
     sources: tuple[ChunkSource, ...] = ()  # of the newest version
     bytes_per_s: float = 0.0  # measured from its first source; 0: unknown
-    trouble: str = ""  # why others do not pull from it; empty: none
+    trouble: str = ""  # why others do not pull from it, or what it refuses
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,14 +181,21 @@ class Trainer:
         return (await self.seed(step)).version.version
 
     async def seed(
-        self, step: int, *, at: str = SOURCE, part: int = 0, parts: int = 1, digest: str = ""
+        self,
+        step: int,
+        *,
+        at: str = SOURCE,
+        part: int = 0,
+        parts: int = 1,
+        digest: str = "",
+        parent: int = -1,
     ) -> roster_pb2.PublishVersionReply:
         """Announce one part of a step."""
         request = roster_pb2.PublishVersionRequest(
             job_id=self._job_id,
             incarnation=self.incarnation,
             step=step,
-            parent=-1,
+            parent=parent,
             weights_endpoint=at,
             num_bytes=64 << 20,
             part=part,

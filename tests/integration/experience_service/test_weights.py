@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ async def join(client: Client, job_id: str, name: str) -> None:
         worker_id=name,
         kind=options_pb2.WORKER_KIND_ROLLOUT,
         job_id=job_id,
+        active_version=-1,
         weights_endpoint=f"http://{name}",
     )
     rollout = await client.rollout(job_id, name)
@@ -119,6 +121,58 @@ async def test_weight_holders_are_shown_without_the_key(client: Client) -> None:
     assert made.key.hex() not in str(job)
     with pytest.raises(NotFoundError):
         await call(client.jobs.ListWeights, roster_pb2.ListWeightsRequest(job_id="none"))
+
+
+async def beat(
+    client: Client, job_id: str, name: str, *, active: int = -1, refuses: int | None = None
+) -> roster_pb2.HeartbeatReply:
+    request = roster_pb2.HeartbeatRequest(worker_id=name, active_version=active)
+    if refuses is not None:
+        reason = "canary: trim 0.31, noise 0.04, ratio 7.8, allowed 2"
+        request.refusal.CopyFrom(roster_pb2.WeightRefusal(version=refuses, reason=reason))
+    rollout = await client.rollout(job_id, name)
+    return await call(rollout.roster.Heartbeat, request)
+
+
+async def test_a_worker_that_refuses_what_another_one_serves_is_at_fault(client: Client) -> None:
+    job_id = (await client.submit()).status.job_id
+    trainer = client.trainer(job_id)
+    await trainer.begin(0)
+    await trainer.seed(0)
+    for name in ("r1", "r2"):
+        await join(client, job_id, name)
+    assert not (await beat(client, job_id, "r1", refuses=0)).at_fault
+    await beat(client, job_id, "r2", active=0)
+    async with asyncio.timeout(LIMIT_S):
+        while not (await beat(client, job_id, "r1", refuses=0)).at_fault:
+            await asyncio.sleep(0.05)
+    assert not (await beat(client, job_id, "r2", active=0)).at_fault
+    request = roster_pb2.ListWeightsRequest(job_id=job_id)
+    holders = (await call(client.jobs.ListWeights, request)).holders
+    assert {each.worker_id: each.trouble for each in holders}["r1"].startswith("refuses version 0")
+
+
+async def test_what_all_workers_refuse_is_published_again(client: Client) -> None:
+    job_id = (await client.submit()).status.job_id
+    trainer = client.trainer(job_id)
+    await trainer.begin(0)
+    await trainer.seed(0)
+    waits = asyncio.create_task(trainer.take(0))
+    for name in ("r1", "r2"):
+        await join(client, job_id, name)
+        await beat(client, job_id, name, refuses=0)
+    async with asyncio.timeout(LIMIT_S):
+        (answer,) = await waits
+    assert answer.publish_again
+    assert (await trainer.seed(0, parent=0)).version.version == 1
+    waits = asyncio.create_task(trainer.take(0))
+    assert (await route_of(client, job_id, "r1")).version.version == 1
+    for name in ("r1", "r2"):
+        await beat(client, job_id, name, active=1)
+    async with client.environment(), asyncio.timeout(LIMIT_S):
+        (answer, *_) = await waits
+    assert (answer.step, answer.publish_again, answer.stop) == (0, False, 0)
+    assert answer.num_samples
 
 
 async def test_a_report_must_name_an_event(client: Client) -> None:

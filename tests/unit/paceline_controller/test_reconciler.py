@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions
 from paceline.enums import JobState
 from paceline_controller.jobs.plan import LiveJob, replicas_of
+from paceline_controller.jobs.slots import QUARANTINE_S, STEADY_S
 from paceline_controller.reconciler import Reconciler
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import FakeClock, FakeObserved, MemoryLedger, MemoryRuntime
@@ -191,6 +193,7 @@ async def test_a_job_fails_when_its_process_never_gets_on(world: World) -> None:
     assert world.alive() == POOLS
 
 
+REFUSED = "RefusedWeightsError: version 7, which another worker serves, was refused in 3 loads"
 MISSING = "ModuleNotFoundError: No module named 'sglang'"
 
 
@@ -206,7 +209,8 @@ async def until_it_ends(world: World, *, dies: str, every_s: float = 0.5) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "starts"), [(MISSING, 3), ("OOM: no more", 3), ("ValueError: by chance", 10)]
+    ("words", "starts"),
+    [(MISSING, 3), ("OOM: no more", 3), (REFUSED, 3), ("ValueError: by chance", 10)],
 )
 async def test_a_reason_that_lasts_is_not_tried_often(words: str, starts: int) -> None:
     world = World(OPTIONS.model_copy(update={"give_up_after": 10}))
@@ -231,6 +235,35 @@ async def test_one_machine_of_several_does_not_fail_a_job_so_soon() -> None:
     world.runtime.words = MISSING
     await until_it_ends(world, dies="rollout-a-1-1")
     assert len(world.starts_of("rollout-a-1-1")) == 10
+
+
+async def test_a_worker_that_refuses_what_another_one_serves_is_quarantined() -> None:
+    """The job makes steps meanwhile, so it would be started again for ever."""
+    world = World(OPTIONS.model_copy(update={"give_up_after": 10}))
+    rollout = SPEC.rollout.model_copy(update={"replicas": 2})
+    spec = SPEC.model_copy(update={"rollout": rollout})
+    world.submit(JobState.RUNNING)
+    name = "rollout-a-1-1"
+    world.runtime.words = REFUSED
+    for step in range(40):
+        world.ledger.jobs["a-1"] = replace(world.ledger.jobs["a-1"], spec=spec, step=step)
+        await world.passes(2)
+        if name in world.alive():
+            world.runtime.die(name)
+        await world.passes(20)
+    assert len(world.starts_of(name)) == 3
+    told = f"{name} is quarantined for 10 min: {REFUSED}"
+    assert (world.state, world.ledger.jobs["a-1"].reason) == (JobState.RUNNING, told)
+    await world.passes(2, every_s=QUARANTINE_S)
+    assert len(world.starts_of(name)) == 4
+    await world.passes(2)
+    world.runtime.die(name)
+    await world.passes(20)
+    assert len(world.starts_of(name)) == 4
+    await world.passes(2, every_s=QUARANTINE_S)
+    world.runtime.words = "killed"
+    await world.passes(2, every_s=STEADY_S)
+    assert world.ledger.jobs["a-1"].reason == ""
 
 
 async def test_a_job_says_how_its_worker_fails_to_start(world: World) -> None:

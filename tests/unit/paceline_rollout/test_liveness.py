@@ -97,7 +97,7 @@ class Worker:
         return not self.progress.why_unready(), not self.progress.why_dead()
 
 
-async def _ignore(_: bool) -> None:
+async def _ignore(version: int, healthy: bool) -> None:
     pass
 
 

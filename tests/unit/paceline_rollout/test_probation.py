@@ -122,7 +122,7 @@ async def test_tokens_of_a_refused_version_reach_nobody() -> None:
         engine.version = 1
         engine.say(held, 2)
         await asyncio.sleep(0)
-        multiplexer.refuse()
+        multiplexer.refuse(1)
         await caller.until(3)
         late = caller.ask("late")
         engine.say(late, 3)

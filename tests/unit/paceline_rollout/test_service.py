@@ -60,6 +60,10 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
         self.held: list[roster_pb2.TransferProgress] = []
         self.reports: list[roster_pb2.ReportTransferRequest] = []
         self.deaf = False  # to reports
+        self.refusal = roster_pb2.WeightRefusal(version=-1)  # of the last heartbeat
+        self.accepted = -1  # a version that another worker serves
+        self.answers = asyncio.Event()  # to heartbeats, once it is set
+        self.answers.set()
         self.routes: list[roster_pb2.Route] = []
         self.news = asyncio.Event()
 
@@ -87,7 +91,10 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
         self.workers[request.worker_id].load.update(request.load)
         self.held = list(request.transfers)
         self.phases += [f"{each.name} {each.number}" for each in request.phases]
-        return roster_pb2.HeartbeatReply()
+        await self.answers.wait()
+        refuses = request.HasField("refusal")
+        self.refusal = request.refusal if refuses else roster_pb2.WeightRefusal(version=-1)
+        return roster_pb2.HeartbeatReply(at_fault=refuses and self.refusal.version == self.accepted)
 
     async def ReportTransfer(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: roster_pb2.ReportTransferRequest, context: Any
@@ -146,7 +153,46 @@ class World:
                     return worker
                 await asyncio.sleep(0.02)
 
+    async def status(self) -> rollout_pb2.RolloutStatus:
+        return await self.stub.Status(rollout_pb2.RolloutStatusRequest(), timeout=PATIENCE_S)
+
+    async def until_loaded(self, version: int) -> None:
+        while (await self.status()).active.version < version:
+            await asyncio.sleep(0.01)
+
+    async def until_more_tokens(self) -> None:
+        before = (await self.status()).tokens_generated
+        while (await self.status()).tokens_generated <= before:
+            await asyncio.sleep(0.01)
+
+    async def until_sampled_with(self, version: int, *, most: int) -> list[int]:
+        """The versions of a request's tokens, until this one is among them."""
+        found: list[int] = []
+        async for event in self.events("long", most=most):
+            assert not event.error, event.error
+            found += [run.version for run in event.versions]
+            if version in found:
+                break
+        return found
+
+    async def until_refused(self, version: int) -> str:
+        async with asyncio.timeout(PATIENCE_S):
+            while self.ledger.refusal.version != version:
+                await asyncio.sleep(0.02)
+        return self.ledger.refusal.reason
+
+    async def until_ended(self) -> RefusedWeightsError:
+        await asyncio.wait({self.work}, timeout=PATIENCE_S)
+        error: Any = self.work.exception()
+        while isinstance(error, ExceptionGroup):
+            (error,) = cast(ExceptionGroup[Any], error).exceptions
+        assert isinstance(error, RefusedWeightsError)
+        return error
+
     async def generate(self, *names: str, most: int = 4) -> list[rollout_pb2.GenerateEvent]:
+        return [event async for event in self.events(*names, most=most)]
+
+    async def events(self, *names: str, most: int) -> AsyncIterator[rollout_pb2.GenerateEvent]:
         sampling = types_pb2.SamplingParams(max_tokens=most, temperature=1, top_p=1)
         batch = rollout_pb2.GenerateBatch(
             requests=[
@@ -165,7 +211,9 @@ class World:
             yield batch
 
         replies = exchange(self.stub.Generate, sent(), timeout_s=PATIENCE_S)
-        return [event async for message in replies for event in message.events]
+        async for message in replies:
+            for event in message.events:
+                yield event
 
 
 def new_server() -> tuple[aio.Server, int]:
@@ -325,21 +373,36 @@ async def test_a_wrong_canary_keeps_work_away_until_a_newer_version_is_right(
         assert sum(each.event == done for each in w.ledger.reports if each.version == 1) <= 1
 
 
-async def test_a_worker_ends_whose_engine_gets_verified_weights_wrong(
+async def test_a_worker_refuses_for_good_what_it_gets_wrong_in_all_loads(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    """It stays, as all other workers may say the same; the next version may be right."""
+    model = model_of()
+    async with world(tmp_path, {}, model_files(model, tmp_path)) as w:
+        w.publish(snapshot_of(model, version=0))
+        await w.until_active(0)
+        w.ledger.accepted = 0
+        w.publish(with_a_wrong_canary(snapshot_of(model, version=1)))
+        reason = await w.until_refused(1)
+        assert re.fullmatch(r"canary: trim \d\.\d+, noise 0\.02, ratio \d+, allowed 2", reason)
+        assert w.ledger.workers["r0"].active_version == -1
+        w.publish(snapshot_of(model, version=2))
+        await w.until_active(2)
+        await w.until_refused(-1)  # nothing
+        assert not w.work.done()
+
+
+async def test_a_worker_ends_that_refuses_what_another_one_serves(
     tmp_path: Path, model_of: Any, snapshot_of: Any
 ) -> None:
     model = model_of()
-    async with world(tmp_path, {}, model_files(model, tmp_path), max_refusals=3) as w:
-        w.publish(snapshot_of(model, version=0))
-        await w.until_active(0)
+    async with world(tmp_path, {}, model_files(model, tmp_path)) as w:
         w.publish(with_a_wrong_canary(snapshot_of(model, version=1)))
-        await asyncio.wait({w.work}, timeout=PATIENCE_S)
-        (error,) = cast(ExceptionGroup[Any], w.work.exception()).exceptions
-        while isinstance(error, ExceptionGroup):
-            (error,) = error.exceptions
-    assert isinstance(error, RefusedWeightsError)
+        await w.until_refused(1)
+        w.ledger.accepted = 1
+        error = await w.until_ended()
     assert re.fullmatch(
-        r"version 1 \(step 1\), refused in 3 loads of the same bytes: "
+        r"version 1, which another worker serves, was refused in 3 loads of the same bytes: "
         r"canary: trim \d\.\d+, noise 0\.02, ratio \d+, allowed 2",
         error.message,
     )
@@ -350,16 +413,12 @@ async def test_a_worker_ends_at_once_with_weights_of_another_model(
 ) -> None:
     async with world(tmp_path, {}, model_files(model_of(), tmp_path)) as w:
         w.publish(snapshot_of(model_of("qwen3"), version=0))
-        await asyncio.wait({w.work}, timeout=PATIENCE_S)
-        (error,) = cast(ExceptionGroup[Any], w.work.exception()).exceptions
-        while isinstance(error, ExceptionGroup):
-            (error,) = error.exceptions
-    assert isinstance(error, RefusedWeightsError)
+        error = await w.until_ended()
     assert "version 0 (step 0) cannot be loaded: snapshot: tensor " in error.message
     assert "q_norm.weight' is unknown to this model (and " in error.message
 
 
-async def test_a_worker_ends_that_holds_other_bytes_and_names_the_tensor(
+async def test_a_worker_that_holds_other_bytes_refuses_them_and_names_the_tensor(
     tmp_path: Path, model_of: Any, snapshot_of: Any
 ) -> None:
     """At the first load, although log-probs are right."""
@@ -367,12 +426,8 @@ async def test_a_worker_ends_that_holds_other_bytes_and_names_the_tensor(
     spec = {"rollout": {"engine": {"kind": "inexact", "fault": "one weight"}}}
     async with world(tmp_path, spec, model_files(model, tmp_path), max_refusals=2) as w:
         w.publish(snapshot_of(model, version=0))
-        await asyncio.wait({w.work}, timeout=PATIENCE_S)
-        (error,) = cast(ExceptionGroup[Any], w.work.exception()).exceptions
-        while isinstance(error, ExceptionGroup):
-            (error,) = error.exceptions
-    assert isinstance(error, RefusedWeightsError)
-    assert re.search(r"allowed 2; unequal tensors: model\.layers\.\S+$", error.message)
+        reason = await w.until_refused(0)
+    assert re.search(r"allowed 2; unequal tensors: model\.layers\.\S+$", reason)
 
 
 def test_the_rule_is_the_jobs_and_the_old_tolerance_has_no_effect() -> None:
@@ -393,6 +448,27 @@ async def test_a_simulated_engine_follows_too(
         await w.until_active(0)
         events = await w.generate("a")
         assert sum(len(e.tokens) for e in events) == 4
+
+
+async def test_versions_that_are_accepted_during_one_heartbeat_all_keep_their_tokens(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    engine = {"kind": "simulated", "vocab_size": 37, "decode_tokens_per_s": 500}
+    spec = {
+        "rollout": {"engine": {**engine, "length": {"mean": 1e6}}},
+        "sampling": {"max_tokens": 900_000, "max_context": 1_000_000},
+    }
+    async with world(tmp_path, spec, {}) as w, asyncio.timeout(PATIENCE_S):
+        w.publish(snapshot_of(model_of(), version=0))
+        await w.until_active(0)
+        generated = asyncio.create_task(w.until_sampled_with(4, most=900_000))
+        for version in (1, 2, 3, 4):
+            await w.until_more_tokens()
+            w.ledger.answers.clear()
+            w.publish(snapshot_of(model_of(), version=version))
+            await w.until_loaded(version)
+        w.ledger.answers.set()
+        assert set(await generated) >= {1, 2, 3, 4}
 
 
 async def test_a_terminated_process_hands_back_all_that_it_sampled(

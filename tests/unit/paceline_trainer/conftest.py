@@ -269,6 +269,7 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         self.failures: list[tuple[int, str]] = []
         self.holds_from = 1 << 30  # the first step whose batch is withheld
         self.fresh = False  # whether a batch waits until the weights of its step are served
+        self.refused: set[int] = set()  # versions that no engine accepts
         self.versions: list[roster_pb2.PublishVersionRequest] = []
         self.seeds: list[roster_pb2.PublishVersionRequest] = []  # for parts other than the first
         self.digests: dict[int, str] = {}  # by step
@@ -322,6 +323,9 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
             return
         while self.fresh and request.step not in self.digests:
             await asyncio.sleep(0.01)
+        if len(self.versions) - 1 in self.refused:
+            yield pb.BatchPart(step=request.step, publish_again=True)
+            return
         self.taken.append((request.incarnation, request.step, request.rank))
         whole = samples(12, seed=request.step, version=len(self.versions) - 1)
         mine = whole[request.rank :: request.world]

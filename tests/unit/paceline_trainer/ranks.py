@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.config.base import PluginSpec
 from paceline.config.job import OptimizerSpec
@@ -125,6 +126,35 @@ def load(folder: Path) -> None:
     group.close()
 
 
+class Gathers(TorchDispatchMode):
+    """Counts the tensors that are gathered from all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += str(func).startswith("_c10d_functional.all_gather_into_tensor")
+        return func(*args, **(kwargs or {}))
+
+
+def canary(folder: Path) -> None:
+    """Make two canaries of a sharded policy; write their tokens and what was gathered for each."""
+    torch.set_num_threads(1)
+    group = RankGroup(find_rank(os.environ))
+    policy = load_policy(json.loads((folder / "job.json").read_text())["path"])
+    shard(policy, group, dtype="float32")
+    snapshotter = Snapshotter(policy, group, engine_dtype="bfloat16", dtype="float32")
+    found: dict[str, Any] = {"sharded": sum(isinstance(p, DTensor) for p in policy.parameters())}
+    for name in ("first", "second"):
+        with Gathers() as gathers:
+            made = snapshotter.begin(0).canary
+        found[name] = [each.tokens for each in made.sequences]
+        found[f"gathered_{name}"] = gathers.count
+    (folder / f"canary-{group.rank_info.rank}.json").write_text(json.dumps(found))
+    group.close()
+
+
 def _memory(field: str) -> int:
     """Bytes, from the status of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -176,6 +206,8 @@ if __name__ == "__main__":
         asyncio.run(seed(Path(sys.argv[2])))
     elif sys.argv[1] == "load":
         load(Path(sys.argv[2]))
+    elif sys.argv[1] == "canary":
+        canary(Path(sys.argv[2]))
     else:
         main(sys.argv[1], Path(sys.argv[2]))
     sys.stderr.flush()

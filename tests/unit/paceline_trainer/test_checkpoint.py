@@ -68,6 +68,20 @@ def test_resumed_training_is_bit_equal(
     assert torch.equal(first.weights(), second.weights())
 
 
+def test_extras_are_filled_where_a_checkpoint_has_them(
+    llama: Path, group: RankGroup, tmp_path: Path
+) -> None:
+    checkpoints, parts = Checkpoints(tmp_path, group=group, keep=2), Parts(llama, group)
+    text = torch.arange(6).view(2, 3)
+    for step, extras in ((1, {"text": text}), (2, {})):
+        staged = checkpoints.stage(step, parts.policy, parts.optimizer, extras=extras)
+        checkpoints.write(staged)
+    for step, shape, filled in ((1, (2, 3), True), (1, (3, 3), False), (2, (2, 3), False)):
+        found = {"text": torch.full(shape, -1)}
+        checkpoints.load(step, parts.policy, parts.optimizer, extras=found)
+        assert torch.equal(found["text"], text if filled else torch.full(shape, -1))
+
+
 @pytest.mark.slow
 def test_two_ranks_write_what_one_rank_reads(
     llama: Path, group: RankGroup, make_samples: Any, run_ranks: Any, tmp_path: Path

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,19 @@ def test_the_canary_is_text_of_the_policy_that_stays_the_same(
     second = snapshotter.begin(1).canary
     assert [each.tokens for each in second.sequences] == [each.tokens for each in first.sequences]
     assert second.sequences[0].logprobs != first.sequences[0].logprobs
+
+
+@pytest.mark.slow
+def test_a_canary_gathers_the_weights_once_for_its_text(
+    llama: Path, run_ranks: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "job.json").write_text(json.dumps({"path": str(llama)}))
+    run_ranks(2, "canary", tmp_path)
+    found, other = (json.loads((tmp_path / f"canary-{rank}.json").read_text()) for rank in range(2))
+    assert found["first"] == found["second"] == other["first"] == other["second"]
+    assert [len(tokens) for tokens in found["first"]] == [128] * 4
+    assert found["gathered_second"] >= found["sharded"] > 0
+    assert found["gathered_first"] - found["gathered_second"] == found["sharded"]
 
 
 def test_short_contexts_have_more_sequences(llama: Path, group: RankGroup) -> None:

@@ -79,6 +79,7 @@ async def test_two_nodes_train_and_exit_cleanly_when_one_is_drained(
     """At the end, the rank of the other node waits for a batch that does not come."""
     path, port = settings_file(tmp_path, one_job.address), free_port()
     one_job.holds_from = 3
+    one_job.fresh, one_job.refused = True, {1}
     nodes = [start_node(forks, path, node=node, port=port) for node in (0, 1)]
     await commits(one_job, 3, nodes[0])
     nodes[1].send(signal.SIGTERM)
@@ -86,6 +87,7 @@ async def test_two_nodes_train_and_exit_cleanly_when_one_is_drained(
         while one_job.workers:
             await asyncio.sleep(0.02)
     assert one_job.checkpoints == [2, 3]
+    assert [version.step for version in one_job.versions] == [0, 1, 1, 2, 3]  # one again
     assert {rank for _, _, rank in one_job.taken} == {0, 1}
     newest = tmp_path / "jobs" / "j" / "checkpoints" / "step-000003.1"
     assert {path.name for path in newest.iterdir()} == {META, INDEX, file_of(0), file_of(1)}

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from paceline.config import parse_job
 from paceline.config.service import ProbeSettings
-from paceline.enums import Phase
+from paceline.enums import JobState, Phase
 from paceline.errors import FencedError, InvalidError, StateError, UnavailableError
 from paceline.objective.load import load_objective
 from paceline.server.liveness import ProcessProgress
@@ -240,6 +240,23 @@ async def test_a_whole_job(one_job: Any, make: Make) -> None:
     assert all(told["mismatch_tokens"] > 0 for told in metrics)
 
 
+async def test_weights_that_no_engine_accepts_are_published_again(
+    one_job: Any, make: Make, server: tuple[WeightServer, str]
+) -> None:
+    one_job.fresh = True
+    one_job.refused = {0, 2, 3}
+    trainer = make(1)
+    running = asyncio.create_task(trainer.run())
+    async with asyncio.timeout(LIMIT_S):
+        await running
+    assert [v.step for v in one_job.versions] == [0, 0, 1, 1, 1, 2, 3, 4]
+    assert [v.parent for v in one_job.versions] == [-1, 0, 1, 2, 3, 4, 5, 6]
+    assert [step for _, step, _ in one_job.commits] == [0, 1, 2, 3]
+    assert [step for _, step, _ in one_job.taken] == [0, 1, 2, 3]
+    metrics = [told for _, _, told in one_job.commits]
+    assert sum(told["versions_checked"] for told in metrics) == 4
+
+
 @pytest.mark.parametrize(
     ("every", "says"),
     [
@@ -299,6 +316,30 @@ async def test_a_new_incarnation_goes_on_from_the_checkpoint(one_job: Any, make:
     assert again == list(range(start, 6))
     announced = [v for v in one_job.versions if v.incarnation == 2]
     assert announced[0].step == start
+
+
+async def text_of(server: tuple[WeightServer, str], key: bytes, version: int) -> list[Any]:
+    staging = await pull(
+        [server[1]],
+        job_id="j",
+        version=version,
+        stage=lambda header: Staging(header, key=key),
+        timeout_s=LIMIT_S,
+        key=key,
+    )
+    return [each.tokens for each in staging.header.canary.sequences]
+
+
+async def test_a_new_incarnation_samples_no_other_text_for_its_canaries(
+    one_job: Any, make: Make, server: tuple[WeightServer, str]
+) -> None:
+    one_job.limit, key = 2, one_job.key
+    await asyncio.wait_for(make(1).run(), LIMIT_S)
+    before = await text_of(server, key, 2)
+    one_job.limit, one_job.state = 4, JobState.RUNNING
+    await asyncio.wait_for(make(2).run(), LIMIT_S)
+    assert one_job.rewinds == [0, 2]
+    assert await text_of(server, key, len(one_job.versions) - 1) == before
 
 
 async def test_an_older_incarnation_ends(one_job: Any, make: Make) -> None:

@@ -131,6 +131,19 @@ class Broadcast:
         self._spreads.pop(version, None)
         self._routing.forget(version)
 
+    def withdraw(self, version: int) -> bool:
+        """Route nobody to this version, but to the one before it; returns whether it was known."""
+        if version not in self._spreads:
+            return False
+        self.forget(version)
+        spread = self._spreads.get(self.newest)
+        if spread is not None:
+            spread.current = True
+            for name in self._members.nodes:
+                if self._target(name) == self.newest and name not in spread.tree:
+                    spread.join(name)
+        return True
+
     # --- workers
 
     def join(self, node: Node, transfers: Sequence[TransferProgress] = ()) -> None:

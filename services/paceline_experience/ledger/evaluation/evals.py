@@ -157,6 +157,10 @@ class Evals:
             )
             if not wanted:
                 return
+            if last.version in state.meta.withdrawn:  # the next one is measured
+                if wanted != state.meta.eval_due:
+                    await self._core.note(eval_due=wanted)
+                return
             if run is not None:
                 if run.version != last.version:
                     await self._core.note(eval_due=wanted)
@@ -281,6 +285,12 @@ class Evals:
             step=run.step,
             reward_start=last.reward if start is None else start,
         )
+
+    async def begin_anew(self) -> None:
+        """Inside a transaction: drop the open run; the next version that comes is measured."""
+        if (run := self.run) is not None:
+            due = (run.name, *run.then, *self._core.state.meta.eval_due)
+            await self.abandon(due=tuple(dict.fromkeys(due)))
 
     async def abandon(self, due: tuple[str, ...] = ()) -> None:
         """Inside a transaction: drop the open run without a result; these are due again."""

@@ -84,9 +84,7 @@ class Pauses:
         async with self._core.transaction() as state:
             if not state.meta.paused or state.stop is StopReason.PAUSED:
                 return False
-            if (run := state.meta.eval) is not None:
-                due = (run.name, *run.then, *state.meta.eval_due)
-                await self._evals.abandon(due=tuple(dict.fromkeys(due)))
+            await self._evals.begin_anew()
             self._core.clock.go_on()
             await self._core.note(paused="", clock=self._core.clock.now())
         return True

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.enums import WorkerKind
-from paceline.types import PolicyVersion, Worker
+from paceline.types import PolicyVersion, WeightRefusal, Worker
 from paceline.weights.route import (
     ChunkSource,
     Route,
@@ -112,6 +112,38 @@ class Job:
 @pytest.fixture
 def job() -> Job:
     return Job()
+
+
+def test_nobody_is_routed_to_a_withdrawn_version(job: Job) -> None:
+    job.join(rollout(1))
+    job.announce(0)
+    job.announce(1)
+    assert job.version(1) == 1
+    job.tracker.withdraw("j", 1)
+    job.join(rollout(2))
+    assert (job.version(1), job.version(2)) == (0, 0)
+    job.tracker.withdraw("j", 1)  # again
+    job.announce(1, digest="d")  # rank 0 has its digest only now
+    assert (job.version(1), job.version(2)) == (0, 0)
+    job.announce(2)
+    assert (job.version(1), job.version(2)) == (2, 2)
+
+
+def test_the_first_version_may_be_withdrawn(job: Job) -> None:
+    job.join(rollout(1))
+    job.announce(0)
+    job.tracker.withdraw("j", 0)
+    assert job.tracker.route("j", "w01") is None
+    job.announce(1)
+    assert job.version(1) == 1
+
+
+def test_a_refusal_is_shown_as_the_trouble_of_its_worker(job: Job) -> None:
+    job.join(rollout(1), rollout(2))
+    job.announce(0)
+    job.roster.beat("w01", refusal=WeightRefusal(0, "canary: trim 1"))
+    shown = {each.worker_id: each.trouble for each in job.tracker.placement("j").holders}
+    assert shown == {"": "", "w01": "refuses version 0: canary: trim 1", "w02": ""}
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(-1, 3)), unique_by=lambda w: w[0]))

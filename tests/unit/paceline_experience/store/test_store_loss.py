@@ -178,7 +178,7 @@ async def test_no_version_is_used_twice(worlds: Worlds, *, remembers: bool) -> N
                 ledger = await found.world.opened()
             if cut % 2:  # its trainer tells of it again: the same weights keep their number
                 assert await patiently(lambda known=known: announce(0, known)) == known
-                assert [v.digest for v in ledger.publications()] == ["", "d"]
+                assert [v.digest for v in ledger.versions.listed()] == ["", "d"]
             assert await patiently(lambda: announce(-1)) == known + 1
             with pytest.raises(StateError, match="version 2 is another publication"):
                 await announce(0, known + 1)
