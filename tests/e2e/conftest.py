@@ -27,8 +27,8 @@ def demo_model(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def tools_model(pytestconfig: pytest.Config) -> Path:
-    """The small chat model that calls tools, though seldom with the right arguments."""
-    return built(pytestconfig, EXAMPLES / "tools", "tools", "--steps", "120")
+    """The small chat model that calls tools, with its tokenizer and template, hardly trained."""
+    return built(pytestconfig, EXAMPLES / "tools", "tools", "--steps", "2")
 
 
 def built(pytestconfig: pytest.Config, folder: Path, *options: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,39 @@ import pytest
 import yaml
 
 from paceline.enums import JobState, TokenSource
+from paceline.environments.tools.corpus import fact
 from paceline.tokens.chat import Tokenizer
 from paceline.types import Trajectory
 from paceline_harness.patience import PATIENCE_S
 
+
+def call(name: str, /, **arguments: str) -> str:
+    """A call as the template of the example shows it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 STEPS = 4
+# What a trained model says: calls that are right or wrong, and answers.
+REPLIES = [
+    *(call("search", query=" ".join((fact(n).kind, fact(n).name))) for n in range(3)),
+    call("calculator", expression="17 + 25"),
+    call("calculator", expression="("),
+    call("read_note", name="none"),
+    "<tool_call>\nno JSON\n</tool_call>",
+    "42",
+]
 
 
 @pytest.fixture
 def job(tools_model: Path) -> dict[str, Any]:
     """The example, shortened."""
     job = yaml.safe_load((ROOT / "examples" / "tools.yaml").read_text())
-    return job | {"model": {"path": str(tools_model)}, "eval": None, "stop": {"steps": STEPS}}
+    engine = {"kind": "simulated", "replies": REPLIES, "decode_tokens_per_s": 10_000.0}
+    changes = {"rollout": {"engine": engine}, "eval": None, "stop": {"steps": STEPS}}
+    job["experience"]["filters"] = []  # all answers of a task may be as wrong
+    return job | {"model": {"path": str(tools_model)}, **changes}
 
 
 def spoken(tokenizer: Tokenizer, row: Trajectory) -> list[tuple[TokenSource, str]]:

@@ -43,6 +43,7 @@ class SimulatedOptions(StrictModel):
     batch_tokens_per_s: float = Field(default=0.0, ge=0)
     length: LengthOptions | None = None
     failure_rate: float = Field(default=0.0, ge=0, le=1)
+    replies: tuple[str, ...] = Field(default=(), max_length=1000)
     load_s: float = Field(default=0.0, ge=0)
     tick_s: float = Field(default=0.01, gt=0)
     flush_s: float = Field(default=0.25, ge=0)

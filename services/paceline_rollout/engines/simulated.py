@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from paceline.enums import FinishReason
 from paceline.errors import InvalidError, UnavailableError
@@ -32,10 +33,10 @@ from paceline.plugins import (
 from paceline.telemetry.logs import Log
 from paceline_rollout.activation import Activation, Gate, RequestQueue, Swap, parse_activation
 from paceline_rollout.engines.base import OutputQueue, emit, uniform_logprob, version_gone
+from paceline_rollout.engines.units import MASK, unit, units
 
 log = Log("engine")
 _LENGTH_KINDS = ("fixed", "uniform", "lognormal")
-_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,10 @@ class Lengths:
         """The length for a seed."""
         if self.kind == "fixed":
             return max(1, round(self.mean))
-        u = _unit(seed, 0)
+        u = unit(seed, 0)
         if self.kind == "uniform":
             return self.low + int(u * (self.high - self.low + 1))
-        angle = 2 * math.pi * _unit(seed, 1)
+        angle = 2 * math.pi * unit(seed, 1)
         normal = math.sqrt(-2 * math.log(max(u, 1e-12))) * math.cos(angle)
         return max(1, round(self.mean * math.exp(self.sigma * normal - self.sigma**2 / 2)))
 
@@ -104,11 +105,13 @@ class SimulatedEngine:
         batch_tokens_per_s: float = 0.0,
         length: Mapping[str, Any] | None = None,
         failure_rate: float = 0.0,
+        replies: Sequence[str] = (),
         load_s: float = 0.0,
         tick_s: float = 0.01,
         flush_s: float = 0.25,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`replies`: texts that are answered, one by the seed, instead of random tokens."""
         _check(prefill_tokens_per_s > 0, "prefill_tokens_per_s", prefill_tokens_per_s, "above 0")
         _check(decode_tokens_per_s > 0, "decode_tokens_per_s", decode_tokens_per_s, "above 0")
         _check(batch_tokens_per_s >= 0, "batch_tokens_per_s", batch_tokens_per_s, "0 (off) or more")
@@ -124,6 +127,7 @@ class SimulatedEngine:
         self._batch_rate = batch_tokens_per_s
         self._lengths = _lengths(length or {})
         self._failure_rate = failure_rate
+        self._replies = _encoded(replies, tokenizer_dir)
         self._load_s = load_s
         self._tick_s = tick_s
         self._flush_s = flush_s
@@ -333,8 +337,9 @@ class SimulatedEngine:
     def _make_entry(self, request: EngineRequest) -> SimulatedRequest:
         s = request.sampling
         max_tokens = min(s.max_tokens, self._limits.max_context - len(request.tokens))
-        wanted = max(self._lengths.draw(s.seed) - request.sampled, 1)
-        if _unit(s.seed, 2) < self._failure_rate:
+        drawn = len(self._reply(s.seed)) + 1 if self._replies else self._lengths.draw(s.seed)
+        wanted = max(drawn - request.sampled, 1)
+        if unit(s.seed, 2) < self._failure_rate:
             return SimulatedRequest(request, min(wanted, max_tokens), FinishReason.ERROR, -1)
         if wanted > max_tokens:
             return SimulatedRequest(request, max_tokens, FinishReason.LENGTH, -1)
@@ -353,7 +358,12 @@ class SimulatedEngine:
         if not count and not reason:
             return
         first = len(entry.request.tokens) + entry.emitted
-        tokens = self._tokens(entry.request.sampling.seed, first, count)
+        if self._replies:
+            done = entry.request.sampled + entry.emitted
+            # The last one is the stop token.
+            tokens = [*self._reply(entry.request.sampling.seed), 0][done : done + count]
+        else:
+            tokens = self._tokens(entry.request.sampling.seed, first, count)
         matched = ""
         if reason is FinishReason.STOP and entry.stop >= 0:
             tokens[-1] = entry.stop
@@ -377,31 +387,17 @@ class SimulatedEngine:
             output = replace(output, **durations)
         self._outputs.append(output)
 
+    def _reply(self, seed: int) -> list[int]:
+        return self._replies[int(unit(seed, 3) * len(self._replies))]
+
     def _tokens(self, seed: int, first: int, count: int) -> list[int]:
         if count < 16:
             return [
-                int(_unit(seed, p) * self._limits.vocab_size) for p in range(first, first + count)
+                int(unit(seed, p) * self._limits.vocab_size) for p in range(first, first + count)
             ]
         positions = np.arange(first, first + count, dtype=np.uint64)
-        units = _units(np.uint64(seed & _MASK), positions)
-        return (units * self._limits.vocab_size).astype(np.int64).tolist()
-
-
-def _unit(seed: int, position: int) -> float:
-    """A number in [0, 1), a pure function of seed and position."""
-    x = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xD1B54A32D192ED03) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return ((x ^ (x >> 31)) >> 11) * 2.0**-53
-
-
-def _units(seed: Any, positions: Any) -> Any:
-    """`_unit` over an array of positions."""
-    start = np.uint64((int(seed) * 0x9E3779B97F4A7C15) & _MASK)
-    x = start + (positions + np.uint64(1)) * np.uint64(0xD1B54A32D192ED03)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((x ^ (x >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        drawn = units(np.uint64(seed & MASK), positions)
+        return (drawn * self._limits.vocab_size).astype(np.int64).tolist()
 
 
 def _lengths(options: Mapping[str, Any]) -> Lengths:
@@ -416,6 +412,15 @@ def _lengths(options: Mapping[str, Any]) -> Lengths:
         1 <= lengths.low <= lengths.high, "length.low", lengths.low, f"1 to high ({lengths.high})"
     )
     return lengths
+
+
+def _encoded(replies: Sequence[str], folder: Path | None) -> list[list[int]]:
+    if not replies:
+        return []
+    if folder is None:
+        raise InvalidError("engine.replies: the model has no tokenizer; allowed: no replies")
+    fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return [fast.encode(text, add_special_tokens=False).ids for text in replies]
 
 
 def _vocab_size(model_dir: Path | None) -> int:

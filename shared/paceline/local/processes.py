@@ -89,20 +89,23 @@ class Processes:
         self._records = {record.name: record for record in records}
 
     def preload(self) -> None:
-        """Join the shared fork server; without one, start one if there is something to import."""
-        if not fork_server.is_useful():
-            return
-        environment = _environment({})
-        if shared := environment.get(fork_server.SHARED):
-            with contextlib.suppress(UnavailableError):
-                self._fork_server = ForkServer.connect(shared)
-                return
-        if not self._preloaded:
+        """Start or join a fork server, if there is something to import and it is of use here."""
+        if not self._preloaded or not fork_server.is_useful() or self._join():
             return
         output = self._logs / "fork-server.out"
         self._fork_server = ForkServer.launch(
-            self._preloaded, output=output, environment=environment
+            self._preloaded, output=output, environment=_environment({})
         )
+
+    def _join(self) -> bool:
+        """Use the shared fork server from now on; returns whether there is one."""
+        path = _environment({}).get(fork_server.SHARED)
+        if not path or not fork_server.is_useful():
+            return False
+        with contextlib.suppress(UnavailableError):
+            self._fork_server = ForkServer.connect(path)
+            return True
+        return False
 
     def close(self) -> None:
         """End the fork server; the processes go on."""
@@ -243,8 +246,9 @@ class Processes:
         environment: Mapping[str, str],
     ) -> ForkedProcess | None:
         """None without a fork server; one that had worked is started again for the next process."""
-        if self._fork_server is None:
+        if self._fork_server is None and not self._join():
             return None
+        assert self._fork_server is not None
         try:
             return self._fork_server.start(
                 command, output=out, environment=_environment(environment)

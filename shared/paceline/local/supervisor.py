@@ -334,7 +334,6 @@ class Local:
         for record in left.records():
             left.stop(record.name, grace_s=1.0)
             left.forget(record.name)
-        left.close()
 
 
 def _serving(settings: ServiceSettings) -> bool:

@@ -520,6 +520,7 @@ def services(tmp_path_factory: pytest.TempPathFactory, forks: None) -> Iterator[
         finally:
             for record in made.processes.records():
                 made.processes.kill(record.name)
+            made.processes.close()
             store.stop()
 
 
@@ -672,6 +673,7 @@ def world(tmp_path: Path, services: Services) -> Iterator[World]:
         finally:
             for record in controllers.records():
                 controllers.kill(record.name)
+            controllers.close()
             nodes.stop()
             relay.close()
             services.end_all()
