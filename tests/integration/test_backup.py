@@ -84,6 +84,7 @@ def test_a_job_resumes_from_a_backup_with_a_clean_audit(
     command = [sys.executable, "-m", "paceline.cli", "verify", job_id, "--run-dir", str(copy)]
     audit = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert audit.returncode == 0, audit.stdout + audit.stderr
+    restored.stop()
 
 
 def lose(platform: Any) -> None:
