@@ -50,7 +50,9 @@ def test_rest_submits_watches_and_pages(platform: Any, tiny_job: Callable[..., A
 def test_grpc_does_the_same(platform: Any, tiny_job: Callable[..., Any]) -> None:
     with grpc.insecure_channel(platform.grpc) as channel:
         jobs, who = pb_grpc.JobsStub(channel), tuple(platform.headers.items())
-        spec = json.dumps(tiny_job(name="grpc", eval=None, stop={"steps": 2000}))
+        wanted = tiny_job(name="grpc", eval=None, stop={"steps": 2000})
+        wanted["experience"]["max_staleness"] = 50  # so that some are always being played
+        spec = json.dumps(wanted)
         job = jobs.SubmitJob(pb.SubmitJobRequest(spec_json=spec), timeout=PATIENCE_S, metadata=who)
         job_id = job.status.job_id
         for event in jobs.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=JOB_S, metadata=who):

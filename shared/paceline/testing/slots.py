@@ -234,7 +234,7 @@ def _checked(objective: Objective, batch: TokenBatch, plan: UpdatePlan) -> Loss:
     gradient = batch.logprobs.grad
     expect(gradient is not None, "no gradient reaches the log-probs")
     if gradient is not None:
-        expect(torch.isfinite(gradient).all(), f"a gradient of {gradient}")
+        expect(torch.isfinite(gradient).all(), f"a gradient of {gradient.tolist()}")
     for name, value in {**loss.sums, **loss.maxima}.items():
         expect(value.ndim == 0 and torch.isfinite(value), f"{name} is {value}; one number is due")
     return loss
