@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -17,7 +16,7 @@ from chaos import signs
 from chaos.site import Site, wait_for
 from chaos.store import FAKETIME
 from chaos.view import Sign, View
-from chaos.world import MOOD
+from chaos.world import MOOD, set_mood
 
 SERVICES = (
     *("gateway", "controller", "experience", "environment", "reward"),
@@ -266,13 +265,9 @@ def plugin(scene: Scene, what: str) -> Injected | None:
     of, _, how = what.partition(":")
     share = {"raise": 0.5, "garbage": 0.5, "hang": 0.2, "exit": 0.5}[how]
     began, seconds = time.time(), 2.0
-    said = {"of": of, "mood": how, "until": began + seconds, "share": share}
-    path: Path = scene.site.notes / MOOD
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(said))
-    draft.replace(path)
+    set_mood(scene.site.notes, of=of, how=how, until=began + seconds, share=share)
     time.sleep(seconds)
-    path.unlink(missing_ok=True)
+    (scene.site.notes / MOOD).unlink(missing_ok=True)
     ended = time.time()
     sign = signs.committed(scene.view, ended, scene.job_id)
     return Injected(f"{of} plug-in: {how}", f"{share:.0%} of calls", began, ended, sign)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.site import Site, wait_for
-from chaos.world import MOOD
+from chaos.world import MOOD, set_mood
 
 from paceline.errors import DeadlineError, PacelineError, UnavailableError
 from paceline.types import JobStatus
@@ -162,19 +162,15 @@ class Naming:
         beginning = kind.frozen.replace("JOB", job_id)
         names = self._site.names(beginning) if beginning else []
         pids = [pid for name in names if (pid := self._site.pid_of(name))]
-        path = self._site.notes / MOOD
         if kind.mood is not None:
             of, how = kind.mood
-            until = time.time() + NEVER_S
-            draft = path.with_suffix(".draft")
-            draft.write_text(json.dumps({"of": of, "mood": how, "until": until, "share": 1.0}))
-            draft.replace(path)
+            set_mood(self._site.notes, of=of, how=how, until=time.time() + NEVER_S, share=1.0)
         try:
             _signal(pids, signal.SIGSTOP)
             yield
         finally:
             _signal(pids, signal.SIGCONT)
-            path.unlink(missing_ok=True)
+            (self._site.notes / MOOD).unlink(missing_ok=True)
 
     def _until(self, job_id: str, wanted: Callable[[JobStatus], bool]) -> bool:
         def reached() -> bool:

@@ -20,11 +20,13 @@ from typing import Any, NoReturn
 from chaos.journal import journal
 
 from paceline.digest import task_id
+from paceline.files import write_json
 from paceline.plugins import EnvironmentPlugin, Message, Observation, RewardInput, StepResult
 from paceline.types import Score, Task
 
 NAME = "chaos"
 MOOD = "mood.json"
+
 WORTH = (0.25, 1.0)
 EXIT_CODE = 9
 _instances = count()
@@ -120,6 +122,11 @@ def reward(item: RewardInput, *, notes: str, pause_s: float = 0.01) -> Score | f
             pass
     mine.note("scored", name=item.episode_id, task=item.task.task_id, words=item.response)
     return truth(item.task.task_id, item.response)
+
+
+def set_mood(notes: Path, *, of: str, how: str, until: float, share: float) -> None:
+    """Let this share of the calls to a plug-in go wrong until then (Unix time)."""
+    write_json(notes / MOOD, {"of": of, "mood": how, "until": until, "share": share})
 
 
 def mood(notes: str, of: str) -> str:

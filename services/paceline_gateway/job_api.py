@@ -118,11 +118,11 @@ class JobApi:
         if not files or spec.model.place is not ModelPlace.FOLDER:
             found = await self._find_model(spec.model)
             spec, files = spec.model_copy(update={"model": found.spec}), files or found.files
-        await asyncio.get_running_loop().run_in_executor(
+        vocab_size = await asyncio.get_running_loop().run_in_executor(
             self._model_readers, check_model_limits, spec, files
         )
         for replies in sorted(replies_of(spec)):
-            await self._trial.check(files, who.tenant, replies=replies)
+            await self._trial.check(files, who.tenant, replies=replies, vocab_size=vocab_size)
         complete = pb.SubmitJobRequest(
             spec_json=spec.model_dump_json(),
             # Without one from the user, a random one still makes our own retries idempotent.

@@ -16,10 +16,9 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.plugins import Engine, EngineStatus, registry
 from paceline.server.chassis import Chassis, Service
 from paceline.server.membership import Membership
-from paceline.server.phase_report import PhaseReport
 from paceline.telemetry.logs import Log
 from paceline.transport import rpc
-from paceline.types import PolicyVersion, Worker
+from paceline.types import PolicyVersion, Worker, WorkerPhase
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.rollout_pb2_grpc import add_RolloutServicer_to_server
@@ -75,7 +74,6 @@ class RolloutService(Service):
         )
         self._weights_bytes_per_s = options.weights_bytes_per_s
         self._weights_endpoint = ""
-        self._starting = PhaseReport(Phase.STARTING_ENGINE)
         self._ready = False
         self._gauges = RolloutGauges(chassis.metrics, job_id=settings.job_id)
         self._healthy = True
@@ -187,7 +185,7 @@ class RolloutService(Service):
             job_id=self._settings.job_id,
             pid=os.getpid(),
             pool=self._pool,
-            phases=(self._starting.now,),
+            phases=(WorkerPhase(Phase.STARTING_ENGINE),),
         )
         if not self._ready:
             return worker

@@ -26,8 +26,10 @@ _DENSE = (
 _OF_EXPERTS = {"experts", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"}
 
 
-def check_model_limits(spec: JobSpec, files: Mapping[str, bytes]) -> None:
+def check_model_limits(spec: JobSpec, files: Mapping[str, bytes]) -> int | None:
     """Compare a job with what `config.json` and `generation_config.json` say.
+
+    Returns the size of the vocabulary; None: they do not say it.
 
     Raises:
         ConfigError: ids of the end of a turn are none, the model has fewer positions or other
@@ -52,6 +54,8 @@ def check_model_limits(spec: JobSpec, files: Mapping[str, bytes]) -> None:
         problems += _engine_problems(declared, spec.sampling.max_context)
     if problems:
         raise ConfigError("; ".join(problems))
+    size = declared.get("vocab_size")
+    return size if isinstance(size, int) else None
 
 
 def _end_problems(declared: Mapping[str, Any]) -> Iterator[str]:

@@ -8,14 +8,12 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any, cast
 
 from paceline.code.tokenizers.frames import Call, ShowCall, Shown, TextCall
 from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizers
 from paceline.code.tokenizers.process import TokenProcess, TokenProcessError
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import BusyError, ConfigError, InvalidError
-from paceline.models.parsing import ParseError, parse
 from paceline.plugins import Message, Observation, Replies
 from paceline.sandbox.sandbox import Sandbox
 from paceline.tokens.chat import RejectedMessagesError, Rendered
@@ -62,9 +60,16 @@ class ModelTrial:
         self._known: OrderedDict[tuple[str, Replies], None] = OrderedDict()
 
     async def check(
-        self, files: Mapping[str, bytes], tenant: str, *, replies: Replies = "none"
+        self,
+        files: Mapping[str, bytes],
+        tenant: str,
+        *,
+        replies: Replies = "none",
+        vocab_size: int | None = None,
     ) -> None:
         """Read the files as workers will, and render a dialogue in which `replies` answer.
+
+        `vocab_size`: what their `config.json` says; None: nothing.
 
         Where tokenizers run in the process of the service, files that cannot be read are left to
         workers, which refuse them.
@@ -81,7 +86,12 @@ class ModelTrial:
             shown = await self._try_here(files, _OBSERVATIONS[replies])
         else:
             shown = await self._try_in_turn(files, tenant, _OBSERVATIONS[replies])
-        await asyncio.to_thread(_check_embedded, files, shown)
+        if vocab_size is not None and shown >= vocab_size:
+            raise ConfigError(
+                f"model.path: the chat template shows the token {shown}, but config.json says "
+                f"vocab_size {vocab_size}: it was added to the tokenizer alone; resize the "
+                "embeddings of the model too (resize_token_embeddings)"
+            )
         self._known[name] = None
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
@@ -136,22 +146,6 @@ async def _queue() -> AsyncGenerator[None]:
             yield
     except TimeoutError:
         raise BusyError("model.path: many models are being tried; try again") from None
-
-
-def _check_embedded(files: Mapping[str, bytes], shown: int) -> None:
-    """Refuse a model whose template shows a token without an embedding, as one added later has."""
-    texts = [files.get(name, b"{}") for name in ("config.json", "generation_config.json")]
-    try:
-        declared: Any = parse("declared", texts)
-    except ParseError:
-        return  # whoever compares it with the job says what is wrong
-    size = declared.get("vocab_size")
-    if isinstance(size, int) and shown >= size:
-        raise ConfigError(
-            f"model.path: the chat template shows the token {shown}, but config.json says "
-            f"vocab_size {size}: it was added to the tokenizer alone; resize the embeddings of the "
-            "model too (resize_token_embeddings)"
-        )
 
 
 def _play(files: Mapping[str, bytes], observations: Sequence[Observation]) -> int:
@@ -224,18 +218,21 @@ async def _begun(tokenizer: JobTokenizer, first: Observation) -> tuple[DialogueS
     Raises:
         RejectedMessagesError: the template wants neither.
     """
-    refused: RejectedMessagesError | None = None
-    for before in ((), (_SYSTEM,)):
-        state = DialogueState()
-        opening = replace(first, messages=(*before, *first.messages))
+    try:
+        return await _opened(tokenizer, first)
+    except RejectedMessagesError as refused:
+        with_system = replace(first, messages=(_SYSTEM, *first.messages))
         try:
-            rendered, prefix = await tokenizer.show(state.observed(opening))
-        except RejectedMessagesError as error:
-            refused = refused or error
-            continue
-        state.shown(prefix)
-        return state, rendered
-    raise cast("RejectedMessagesError", refused)
+            return await _opened(tokenizer, with_system)
+        except RejectedMessagesError:
+            raise refused from None
+
+
+async def _opened(tokenizer: JobTokenizer, first: Observation) -> tuple[DialogueState, Rendered]:
+    state = DialogueState()
+    rendered, prefix = await tokenizer.show(state.observed(first))
+    state.shown(prefix)
+    return state, rendered
 
 
 def _digest(files: Mapping[str, bytes]) -> str:

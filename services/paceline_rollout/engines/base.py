@@ -7,12 +7,14 @@ import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from paceline.enums import FinishReason
 from paceline.plugins import EngineOutput, EngineRequest, error_output
 from paceline.types import VersionRun
 
 Decode = Callable[[list[int]], str]
+Encode = Callable[[str], list[int]]
 
 
 def version_gone(request: EngineRequest, active: int) -> EngineOutput:
@@ -49,12 +51,24 @@ def uniform_logprob(vocab_size: int) -> float:
 
 def decoder(folder: Path | None) -> Decode | None:
     """A function from token ids to text; None if the folder has no tokenizer."""
+    tokenizer = _tokenizer(folder)
+    return None if tokenizer is None else partial(tokenizer.decode, skip_special_tokens=False)
+
+
+def encoder(folder: Path | None) -> Encode | None:
+    """A function from text to token ids, none added; None if the folder has no tokenizer."""
+    tokenizer = _tokenizer(folder)
+    if tokenizer is None:
+        return None
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _tokenizer(folder: Path | None) -> Any:
     if folder is None or not (folder / "tokenizer.json").exists():
         return None
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return partial(tokenizer.decode, skip_special_tokens=False)
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def stop_window(strings: Sequence[str]) -> int:

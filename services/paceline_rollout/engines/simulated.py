@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from paceline.enums import FinishReason
 from paceline.errors import InvalidError, UnavailableError
@@ -32,7 +31,13 @@ from paceline.plugins import (
 )
 from paceline.telemetry.logs import Log
 from paceline_rollout.activation import Activation, Gate, RequestQueue, Swap, parse_activation
-from paceline_rollout.engines.base import OutputQueue, emit, uniform_logprob, version_gone
+from paceline_rollout.engines.base import (
+    OutputQueue,
+    emit,
+    encoder,
+    uniform_logprob,
+    version_gone,
+)
 from paceline_rollout.engines.units import MASK, unit, units
 
 log = Log("engine")
@@ -417,10 +422,10 @@ def _lengths(options: Mapping[str, Any]) -> Lengths:
 def _encoded(replies: Sequence[str], folder: Path | None) -> list[list[int]]:
     if not replies:
         return []
-    if folder is None:
+    encode = encoder(folder)
+    if encode is None:
         raise InvalidError("engine.replies: the model has no tokenizer; allowed: no replies")
-    fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return [fast.encode(text, add_special_tokens=False).ids for text in replies]
+    return [encode(text) for text in replies]
 
 
 def _vocab_size(model_dir: Path | None) -> int:

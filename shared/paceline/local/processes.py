@@ -99,7 +99,7 @@ class Processes:
 
     def _join(self) -> bool:
         """Use the shared fork server from now on; returns whether there is one."""
-        path = _environment({}).get(fork_server.SHARED)
+        path = os.environ.get(fork_server.SHARED)
         if not path or not fork_server.is_useful():
             return False
         with contextlib.suppress(UnavailableError):

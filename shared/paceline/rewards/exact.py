@@ -15,13 +15,11 @@ def _check_gold(
     task: Task, *, world: str, answer_field: str = "answer", numeric: bool = False, **options: Any
 ) -> None:
     del world, options
-    whole(task, answer_field)
-    _gold(task, answer_field, strip=True, casefold=False, numeric=numeric)
+    _gold(whole(task, answer_field), strip=True, casefold=False, numeric=numeric)
 
 
-def _gold(task: Task, field: str, **how: bool) -> str:
+def _gold(answer: str, **how: bool) -> str:
     """The task's answer as responses are compared with it."""
-    answer = expected(task, field)
     gold = normal(answer, **how)
     if gold is None:
         raise InvalidError(
@@ -44,7 +42,8 @@ def exact(
 
     With `numeric`, numbers are compared by value; a response without one is a `parse_error`.
     """
-    gold = _gold(item.task, answer_field, strip=strip, casefold=casefold, numeric=numeric)
+    answer = expected(item.task, answer_field)
+    gold = _gold(answer, strip=strip, casefold=casefold, numeric=numeric)
     response = normal(item.response, strip=strip, casefold=casefold, numeric=numeric)
     if response is None:
         return Score(

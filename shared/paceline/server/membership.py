@@ -70,9 +70,10 @@ class Membership:
         """Join and send heartbeats until cancelled, retrying while experience is unreachable."""
         while True:
             try:
-                if self._joined != _lasting(self._report()):
-                    await self.join()
-                await self.beat()
+                worker = self._report()
+                if self._joined != _lasting(worker):
+                    await self._join(worker)
+                await self._beat(worker)
             except NotFoundError:
                 self._joined = None
                 await asyncio.sleep(min(0.1, self._period_s))
@@ -83,7 +84,9 @@ class Membership:
 
     async def join(self) -> None:
         """Join the roster, or update the entry there."""
-        worker = self._report()
+        await self._join(self._report())
+
+    async def _join(self, worker: Worker) -> None:
         request = pb.JoinRequest(worker=wire.to_proto(worker, types_pb2.Worker))
         await call(self._roster.Join, request, timeout_s=10.0, idempotent=True)
         self._joined = _lasting(worker)
@@ -94,8 +97,10 @@ class Membership:
         Raises:
             NotFoundError: the roster has forgotten this worker; join again.
         """
-        worker, transfers = self._report(), self._progress()
-        refusal = self._refusal()
+        await self._beat(self._report())
+
+    async def _beat(self, worker: Worker) -> None:
+        transfers, refusal = self._progress(), self._refusal()
         names_kept = self._num_beats % _KEPT_BEATS == 0
         self._num_beats += 1
         request = pb.HeartbeatRequest(

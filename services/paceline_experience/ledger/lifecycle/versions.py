@@ -98,5 +98,5 @@ class Versions:
 
 
 def _refused_by_all(version: int, refusals: Sequence[WeightRefusal | None]) -> bool:
-    given = [each for each in refusals if each is not None and each.version == version]
-    return bool(refusals) and len(given) == len(refusals)
+    each_refuses = (each is not None and each.version == version for each in refusals)
+    return bool(refusals) and all(each_refuses)
