@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 from collections.abc import Callable, Generator
@@ -51,13 +52,33 @@ def write_json(path: Path, content: object, *, durable: bool = False) -> None:
     With `durable`, the new content survives a crash of the machine once this returns.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = _draft(path)
     draft.write_text(json.dumps(content, indent=1))
     if durable:
         sync(draft)
     draft.replace(path)
     if durable:
         sync(path.parent)
+
+
+def discard(path: Path) -> None:
+    """Remove a file, and what writers that were killed have left of it."""
+    for each in (path, *path.parent.glob(f".{glob.escape(path.name)}.*")):
+        each.unlink(missing_ok=True)
+
+
+def discard_drafts(folder: Path) -> None:
+    """Remove what writers on this machine that were killed have left in a folder."""
+    for draft in folder.glob(".*.*"):
+        writer = draft.suffix.removeprefix(".")
+        if not writer.isdecimal():
+            continue
+        try:
+            os.kill(int(writer), 0)
+        except ProcessLookupError:
+            draft.unlink(missing_ok=True)
+        except OSError:  # another user's
+            continue
 
 
 def sync(path: Path) -> None:
@@ -98,13 +119,17 @@ def write_secret(path: Path, secret: str) -> None:
 
 def _secret_draft(path: Path, secret: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = _draft(path)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as handle:
         handle.write(f"{secret}\n")
         # A crash of the machine must not leave the file without its content.
         handle.flush()
         os.fsync(handle.fileno())
     return draft
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def token_of(run_dir: Path) -> str:

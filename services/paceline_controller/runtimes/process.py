@@ -20,7 +20,7 @@ from paceline.config.service import (
 )
 from paceline.enums import WorkerKind
 from paceline.errors import InvalidError, PacelineError
-from paceline.files import write_secret
+from paceline.files import discard, discard_drafts, write_secret
 from paceline.local.ports import PortSlots
 from paceline.local.processes import Processes, Record
 from paceline.telemetry.monitoring import targets_of
@@ -83,6 +83,7 @@ class ProcessRuntime:
             targets=targets_of(self._run_dir),
             preloaded=preloaded,
         )
+        self._discard_strays()
 
     def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
         """Every replica is a process with a name of its own."""
@@ -97,21 +98,27 @@ class ProcessRuntime:
         return [self._observed(record) for record in self._processes.records()]
 
     async def start(self, wanted: Wanted, *, incarnation: int) -> None:
-        """Write its settings and, for a worker of a job, its credential, and start it."""
+        """Write its settings and, for a worker of a job, its credential, and start it.
+
+        The settings are first: by them the other files of a job are found.
+        """
+        settings = await asyncio.to_thread(self._settings_of, wanted, incarnation)
+        path = self._run_dir / "settings" / f"{wanted.name}.yaml"
+        await asyncio.to_thread(write_settings, path, settings)
         if wanted.job_id:
             credential = await self._credentials.credential(
                 wanted, worker=wanted.name, incarnation=incarnation
             )
             await asyncio.to_thread(write_secret, self._credential_file(wanted.name), credential)
-        await asyncio.to_thread(self._start, wanted, incarnation)
+        await asyncio.to_thread(self._start, wanted, settings, path)
 
     async def stop(self, name: str, *, grace_s: float) -> None:
         """SIGTERM, the grace, SIGKILL to the whole family."""
         await asyncio.to_thread(self._processes.stop, name, grace_s=grace_s)
-        self._processes.forget(name)
         for secret in (self._credential_file(name), self._keys_file(name)):
             if secret is not None:
-                secret.unlink(missing_ok=True)
+                discard(secret)
+        self._processes.forget(name)  # last: whoever goes on after a crash stops it again
 
     async def ready(self, name: str) -> bool:
         """Ask for its gRPC health."""
@@ -149,6 +156,16 @@ class ProcessRuntime:
         own = self._settings.service_keys
         return None if own is None else own.resolve().parent / "workers" / f"{name}.json"
 
+    def _discard_strays(self) -> None:
+        """Remove secrets of processes that a killed controller was about to start."""
+        known = {record.name for record in self._processes.records()}
+        for secrets in (self._credential_file("*"), self._keys_file("*")):
+            if secrets is not None:
+                discard_drafts(secrets.parent)
+                for path in secrets.parent.glob(secrets.name):
+                    if path.name.removesuffix(secrets.suffix) not in known:
+                        discard(path)
+
     def _labels(self) -> dict[str, str]:
         """What of the controller's settings its processes must have started with."""
         keys = "" if self._keys is None else self._keys.digest()
@@ -162,10 +179,7 @@ class ProcessRuntime:
             outdated=any(record.labels.get(k, "") != v for k, v in self._labels().items()),
         )
 
-    def _start(self, wanted: Wanted, incarnation: int) -> None:
-        settings = self._settings_of(wanted, incarnation)
-        path = self._run_dir / "settings" / f"{wanted.name}.yaml"
-        write_settings(path, settings)
+    def _start(self, wanted: Wanted, settings: ServiceSettings, path: Path) -> None:
         if self._keys is not None and settings.service_keys is not None:
             write_secret(settings.service_keys, self._keys.narrowed({wanted.kind}).dumped())
         labels = {

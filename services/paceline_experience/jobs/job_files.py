@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from paceline.errors import UnavailableError
+from paceline.files import discard, discard_drafts
 from paceline.local.ports import PortSlots
 from paceline.object_stores import filesystem_of
 from paceline.telemetry.monitoring import targets_of
@@ -79,15 +80,23 @@ class JobFiles:
             if _job_of(path) != job_id:  # its name begins with that of this one
                 continue
             name = path.stem
-            (self._run_dir / "credentials" / name).unlink(missing_ok=True)
+            discard(self._run_dir / "credentials" / name)
             _remove(self._run_dir / "workers" / name)
             logs = self._run_dir / "logs"
             for log_file in (*logs.glob(f"{name}.log*"), *logs.glob(f"{name}.out*")):
                 log_file.unlink(missing_ok=True)
             targets_of(self._run_dir).forget(name)
-            slots = (name, f"{name}:metrics", f"{name}:weights", f"{name}:master")
-            PortSlots(self._run_dir / "ports.json").release(*slots)
             path.unlink(missing_ok=True)
+        self._release_ports(job_id)
+        for folder in ("settings", "processes"):
+            discard_drafts(self._run_dir / folder)
+
+    def _release_ports(self, job_id: str) -> None:
+        """Those of processes without settings: they are chosen first, and kept by restarts."""
+        ports = PortSlots(self._run_dir / "ports.json")
+        with_settings = {path.stem for path in (self._run_dir / "settings").glob("*.yaml")}
+        own = [slot for slot in ports.slots() if job_id in slot]
+        ports.release(*(slot for slot in own if slot.partition(":")[0] not in with_settings))
 
     def _remove_stored(self, job_id: str) -> None:
         fs, root = self._opened()
@@ -108,7 +117,7 @@ def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink(missing_ok=True)
+        discard(path)
 
 
 def _job_of(settings: Path) -> str:

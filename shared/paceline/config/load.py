@@ -17,6 +17,7 @@ from paceline.config.precision import Dtype, with_dtype
 from paceline.config.recipes import with_recipes
 from paceline.config.service import ServiceSettings
 from paceline.errors import ConfigError, InvalidError
+from paceline.files import write_secret
 
 Model = TypeVar("Model", bound=BaseModel)
 # A source of settings, a file or a `--set`, and its content.
@@ -259,7 +260,5 @@ def _set_path(raw: Any, dotted: str, value: Any) -> None:
 def write_settings(path: Path, settings: ServiceSettings) -> str:
     """Write a file for `load_settings`, readable by the owner alone: it may hold a token."""
     text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(text)
+    write_secret(path, text.rstrip("\n"))
     return text

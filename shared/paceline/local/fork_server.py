@@ -98,8 +98,11 @@ class ForkServer:
 
         Raises:
             UnavailableError: the fork server has ended, does not answer, or cannot make a process
-                as it would be with this interpreter and environment; or the command is long.
+                as it would be with this interpreter and environment; or the command is long or
+                another one.
         """
+        if list(command[1:3]) != ["-P", "-m"]:
+            raise UnavailableError(f"it runs modules, not {' '.join(command[:3])}")
         if (length := len("\0".join(command).encode())) >= LONGEST_COMMAND:
             raise UnavailableError(f"a command of {length} bytes: at most {LONGEST_COMMAND}")
         content = {"command": list(command), "environment": dict(environment)}

@@ -43,6 +43,10 @@ class PortSlots:
             known: dict[str, int] = read_json(self._path) or {}
             write_json(self._path, {k: port for k, port in known.items() if k not in slots})
 
+    def slots(self) -> list[str]:
+        """All that have a port."""
+        return list(read_json(self._path) or {})
+
     def known(self, slot: str) -> int | None:
         """The port chosen earlier, free or not; None if there is none."""
         slots: dict[str, int] = read_json(self._path) or {}

@@ -20,7 +20,7 @@ from typing import IO
 import psutil
 
 from paceline.errors import UnavailableError
-from paceline.files import read_json, tail, write_json
+from paceline.files import discard, read_json, tail, write_json
 from paceline.local import fork_server
 from paceline.local.fork_server import ForkedProcess, ForkServer
 from paceline.proxies import without_loopback
@@ -208,9 +208,9 @@ class Processes:
         """Remove the state file of a process that has ended."""
         self._records.pop(name, None)
         self._children.pop(name, None)
-        (self._folder / f"{name}.json").unlink(missing_ok=True)
         if self._targets is not None:
             self._targets.forget(name)
+        discard(self._folder / f"{name}.json")
 
     def last_words(self, name: str, *, lines: int = 20) -> str:
         """The end of a process's output and log, its error first."""

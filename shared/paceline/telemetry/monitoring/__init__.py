@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from paceline.files import write_json
+from paceline.files import discard, write_json
 
 PACKAGE = Path(__file__).parent
 CHART = PACKAGE.parents[3] / "deploy" / "helm" / "paceline" / "files" / "monitoring"
@@ -39,7 +39,7 @@ class Targets:
 
     def forget(self, name: str) -> None:
         """Remove the target of a process that is gone for good."""
-        (self._folder / f"{name}.json").unlink(missing_ok=True)
+        discard(self._folder / f"{name}.json")
 
 
 def targets_of(run_dir: Path) -> Targets:

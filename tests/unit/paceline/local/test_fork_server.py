@@ -189,6 +189,25 @@ def test_a_command_that_has_no_room_is_started_as_ever(
     assert [child.cmdline()[3] for child in server.children()] == ["short"]
 
 
+@pytest.mark.parametrize(
+    "how", [["-P", "{path}"], ["{path}"], ["-P", "-c", STATE], ["-m", "other"]]
+)
+def test_what_is_not_a_module_is_a_new_process(
+    make: Callable[..., Processes], tmp_path: Path, how: list[str]
+) -> None:
+    processes = make("json")
+    run(processes, tmp_path, "first", SLEEP)  # the server is ready
+    path = tmp_path / "other.py"
+    path.write_text(STATE)
+    command = [
+        sys.executable,
+        *(word.format(path=path) if "{path}" in word else word for word in how),
+    ]
+    processes.start("other", command, mark=str(path), forked=True)
+    assert wait(processes, "other") == 0
+    assert json.loads((tmp_path / "run/other.out").read_text())["command"] == command
+
+
 @pytest.fixture
 def shared(
     make: Callable[..., Processes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
