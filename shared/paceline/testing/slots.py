@@ -25,12 +25,15 @@ if TYPE_CHECKING:
 
 LENGTHS = (5, 1, 8, 3)  # tokens of each sequence
 OTHER_LOGITS = (0.3, -0.2, 0.0)  # of the tokens that were not sampled
+COLUMNS = ("behaviour", "proximal", "reference", "entropy")  # may not be finite
 SEED = 11
 SPLITS = (2, 4)  # ranks between which the update is split
 
 
 def fulfils_the_contract(kind: str, plugin: Any, options: Mapping[str, Any] | None = None) -> None:
     """A finite loss with a gradient, the same for every split into micro-batches and ranks.
+
+    Also where an engine or a model has reported a log-prob or an entropy that is not finite.
 
     Of a proximal policy: log-probs of the right shape; of a hook: the same factor for every split.
 
@@ -56,6 +59,10 @@ def fulfils_the_contract(kind: str, plugin: Any, options: Mapping[str, Any] | No
     for apart in (-100.0, 100.0):
         extreme = token_batch(apart=apart)
         _checked(objective, extreme, _plan(objective, extreme))
+    for column in COLUMNS:
+        for value in (math.nan, -math.inf, math.inf):
+            broken = _with_one(column, value)
+            _checked(objective, broken, _plan(objective, broken))
     alone = replace(token_batch(), proximal=None)
     _checked(objective, alone, _plan(objective, alone))
     empty = token_batch(first=0, last=0)
@@ -121,6 +128,14 @@ def token_batch(*, first: int = 0, last: int = len(LENGTHS), apart: float = 0.1)
         reference=reference[own],
         entropy=entropy[own].clone().requires_grad_(),
     )
+
+
+def _with_one(column: str, value: float) -> TokenBatch:
+    """The fixed batch with this number at one token of a column."""
+    tokens = token_batch()
+    numbers = getattr(tokens, column).detach().clone()
+    numbers[1] = value
+    return replace(tokens, **{column: numbers.requires_grad_(column == "entropy")})
 
 
 def on_ranks(

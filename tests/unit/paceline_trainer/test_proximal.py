@@ -130,12 +130,12 @@ def test_a_version_that_is_not_kept_is_interpolated_and_counted(
 
 
 def test_interpolated_costs_no_forward_and_lies_between() -> None:
-    """AReaL's example: sampled by version 3, trained into version 6: two thirds of the way."""
+    """AReaL's code: sampled by version 3, trained from version 6: two thirds of the way."""
     objective = load_objective(ObjectiveSpec.model_validate({"proximal": "interpolated"}))
 
     class Known:
         behaviour = torch.tensor([-1.3, -1.3, -1.3])
-        ages = torch.tensor([2, 0, 1])
+        ages = torch.tensor([3, 0, 1])
 
     found: Any = objective.centre(Known())  # type: ignore[arg-type]
     tokens = TokenBatch(
@@ -147,7 +147,7 @@ def test_interpolated_costs_no_forward_and_lies_between() -> None:
         scale=Scale(3, 1),
         between=found.share,
     )
-    assert tokens.old.tolist() == pytest.approx([-1.1, -1.3, -1.15])
+    assert tokens.old.tolist() == pytest.approx([-1.1, -1.3, -1.3])
 
 
 def test_ages_count_from_the_steps_in_the_batch() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.methods.dart.options import DartStepsOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.slots import planned
+from paceline.methods.parts.surrogates import finite
 from paceline.methods.parts.whole_batch import WholeBatch
 
 
@@ -20,7 +21,7 @@ def chosen(whole: WholeBatch, options: DartStepsOptions) -> Tensor:
     assert tokens.keys is not None
     names, index = tokens.turns.unique(return_inverse=True)
     sums = torch.zeros(len(names), dtype=torch.float64, device=index.device)
-    means = sums.index_add(0, index, tokens.entropy.double()) / index.bincount()
+    means = sums.index_add(0, index, finite(tokens.entropy).double()) / index.bincount()
     first = tokens.keys == tokens.turns
     keep = max(1, math.ceil(options.share * whole.count(first)))
     return whole.keys(whole.largest(means[index].float(), keep, among=first))

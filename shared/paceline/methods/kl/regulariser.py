@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.methods.kl.options import KlOptions
 from paceline.methods.parts.batch import TokenBatch
-from paceline.methods.parts.surrogates import k3, log_ratio
+from paceline.methods.parts.surrogates import k3, log_difference
 
 MAX_K3 = 10.0
 
@@ -22,7 +22,7 @@ def kl(tokens: TokenBatch, options: KlOptions) -> Tensor:
 
 def estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     """With d = log p - log q: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d."""
-    difference = log_ratio(logprobs, reference)
+    difference = log_difference(logprobs, reference)
     if estimator == "k1":
         return difference
     k2 = difference.square() / 2.0

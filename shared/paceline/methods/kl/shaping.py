@@ -6,9 +6,10 @@ from torch import Tensor
 
 from paceline.methods.kl.options import KlPenaltyOptions
 from paceline.methods.parts.batch import TokenBatch
+from paceline.methods.parts.surrogates import log_ratio
 
 
 def kl_penalty(tokens: TokenBatch, options: KlPenaltyOptions) -> Tensor:
     """A - coef x (log p - log p_ref), with the log-probs of the proximal policy, [N]."""
     assert tokens.reference is not None
-    return tokens.advantages - options.coef * (tokens.old - tokens.reference)
+    return tokens.advantages - options.coef * log_ratio(tokens.old, tokens.reference)

@@ -12,8 +12,8 @@ from paceline.methods.parts.proximal import Between, KnownTokens
 def interpolated(known: KnownTokens, options: InterpolatedOptions) -> Between:
     """Log-probs of the start of this step, approximated by the age of each token.
 
-    With k steps from the version that sampled to this one, and one more to the weights that are
-    trained, the share is k / (k + 1).
+    With k steps from the version that sampled to this one the share is (k - 1) / k, and 0 at k = 0:
+    AReaL (`compute_prox_logp_approximations`) takes the version before this one as proximal.
     """
     del options
     return Between(_share(known))
@@ -29,4 +29,4 @@ def snapshot(known: KnownTokens, options: SnapshotOptions) -> Between | Tensor:
 
 def _share(known: KnownTokens) -> Tensor:
     ages = known.ages.to(known.behaviour.dtype)
-    return ages / (ages + 1.0)
+    return (ages - 1.0).clamp(min=0.0) / ages.clamp(min=1.0)

@@ -51,8 +51,15 @@ def mean_by(values: Floats, index: Ints) -> Floats:
 
 def center_by(values: Floats, index: Ints) -> Floats:
     """Values minus the mean over all values with the same index."""
-    centered = values - mean_by(values, index)
-    # Equal values leave rounding errors, which division by a tiny deviation would amplify.
+    return without(mean_by(values, index), values)
+
+
+def without(mean: Floats | float, values: Floats) -> Floats:
+    """Values minus a mean of them.
+
+    Equal values leave no rounding errors, which division by a tiny deviation would amplify.
+    """
+    centered = values - mean
     centered[np.abs(centered) < 1e-12 * np.maximum(1.0, np.abs(values))] = 0.0
     return centered
 

@@ -12,11 +12,27 @@ from paceline.methods.parts.options import ClipOptions
 LOG_RATIO_LIMIT = 20.0
 
 
+def finite(values: Tensor) -> Tensor:
+    """The values, with 0 for those that are not finite, which then have no gradient.
+
+    A token outside of what the sampler allowed has a log-prob of minus infinity, and the entropy of
+    a vocabulary with such logits is NaN.
+    """
+    return torch.where(torch.isfinite(values), values, torch.zeros_like(values))
+
+
 def log_ratio(new: Tensor, old: Tensor) -> Tensor:
     """`new - old`, clamped and with non-finite values set to 0, so that `exp` is safe."""
-    difference = new - old
-    finite = torch.where(torch.isfinite(difference), difference, torch.zeros_like(difference))
-    return finite.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return finite(new - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def log_difference(new: Tensor, old: Tensor) -> Tensor:
+    """As `log_ratio`, but the gradient of `new` is not lost where it is clamped.
+
+    A penalty has to pull a policy back however far it has gone.
+    """
+    difference = finite(new - old)
+    return difference + (log_ratio(new, old) - difference).detach()
 
 
 def k3(difference: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from paceline.methods.parts.group_statistics import (
     check,
     index_of,
     weighted_moments,
+    without,
 )
 from paceline.plugins import Context, EpisodeBatch
 
@@ -42,4 +43,4 @@ def whitened(values: Floats, counts: Floats, *, center: bool) -> Floats:
     if counts.sum() <= 1:
         return np.zeros_like(values)
     mean, variance = weighted_moments(values, counts)
-    return (values - mean * center) / np.sqrt(variance + _EPS)
+    return (without(mean, values) if center else values) / np.sqrt(variance + _EPS)

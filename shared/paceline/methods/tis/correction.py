@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from paceline.methods.parts.batch import TokenBatch
@@ -14,10 +15,16 @@ LEAST_MEAN = 1e-8
 
 
 def mean_weight(whole: WholeBatch, options: TisOptions) -> float:
-    """What weights are divided by: their mean over all tokens of the update."""
+    """What weights are divided by: their mean over all tokens, or sequences, of the update."""
     if not options.normalise:
         return 1.0
-    mean = whole.mean(_truncated(whole.tokens, options))
+    tokens = whole.tokens
+    weights = _truncated(tokens, options)
+    if options.level == "sequence":
+        lengths = torch.bincount(tokens.sequences, minlength=tokens.num_sequences)
+        mean = whole.sum(weights / lengths[tokens.sequences]) / max(tokens.scale.sequences, 1)
+    else:
+        mean = whole.mean(weights)
     return mean if mean > LEAST_MEAN else 1.0
 
 

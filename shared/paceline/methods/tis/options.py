@@ -16,4 +16,5 @@ class TisOptions(StrictModel):
     level: Literal["token", "sequence"] = "token"
     """`sequence`: the product over a sequence is the weight of all its tokens."""
     normalise: bool = False
-    """Divide by the mean weight of the update, so that the step does not shrink or grow."""
+    """Divide by the mean weight of the update's tokens, or of its sequences if `level` is
+    `sequence`, so that the step does not shrink or grow (verl's `rollout_is_batch_normalize`)."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paceline.errors import InvalidError
 from paceline.methods.d3s.advantage import d3s_episodes, most_varied
 from paceline.methods.dart.advantage import dart_trim
+from paceline.methods.dr_grpo.advantage import dr_grpo
 from paceline.methods.fapo.advantage import fapo
 from paceline.methods.gapo.advantage import gapo
 from paceline.methods.gdpo.advantage import gdpo
@@ -24,6 +25,7 @@ from paceline.methods.mssr.advantage import forgetting, mssr
 from paceline.methods.outcome_exploration.advantage import MAX_ANSWERS, outcome_exploration
 from paceline.methods.puzzlecraft.advantage import distinct, entropy, puzzlecraft
 from paceline.methods.reinforce_pp.advantage import reinforce_pp, reinforce_pp_baseline
+from paceline.methods.rloo.advantage import rloo
 from paceline.methods.rorecomp.advantage import rorecomp
 from paceline.methods.scope.advantage import shared_prefix
 from paceline.methods.turn_level.advantage import turn_level
@@ -51,6 +53,14 @@ def test_reinforce_pp_whitens_over_tokens() -> None:
     discounted = reinforce_pp(batch, START, gamma=0.5, center=False)
     close(discounted[:3] / discounted[2], [0.25, 0.5, 1.0])
     close(discounted[3:] / discounted[2], [-0.5, -1.0])
+
+
+@given(st.floats(-1e6, 1e6), st.lists(st.integers(1, 9), min_size=2, max_size=9))
+def test_equal_rewards_are_no_signal(reward: float, lengths: list[int]) -> None:
+    """Nor is the rounding error of their mean, divided by a deviation of nearly 0."""
+    batch = episode_batch([reward] * len(lengths), [0] * len(lengths), lengths=lengths)
+    for estimate in (reinforce_pp, reinforce_pp_baseline, grpo, dr_grpo, rloo):
+        assert not np.any(estimate(batch, START)), estimate.__name__
 
 
 def test_reinforce_pp_baseline() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.config.base import PluginSpec
 from paceline.config.objective import ObjectiveSpec
+from paceline.config.recipes import with_recipes
 from paceline.methods.bapo.options import BapoOptions
 from paceline.methods.bapo.surrogate import bounds, share
 from paceline.methods.kl.regulariser import estimate
@@ -22,6 +23,7 @@ from paceline.methods.parts.batch import Loss, Scale, TokenBatch
 from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.methods.ppo_ewma.options import EwmaOptions
 from paceline.objective.load import load_objective
+from paceline.plugins import registry
 
 
 def batch(lengths: tuple[int, ...] = (3, 2), **columns: Any) -> TokenBatch:
@@ -153,6 +155,11 @@ def weights_of(tokens: TokenBatch | None = None, **correction: Any) -> list[floa
         ({"kind": "tis"}, [1.105171, 1.0, 0.818731, 1.0, 2.0]),
         ({"kind": "tis", "normalise": True}, [0.932807, 0.844038, 0.691040, 0.844038, 1.688077]),
         ({"kind": "tis", "level": "sequence"}, [0.904837] * 3 + [2.0] * 2),
+        # verl divides by the mean over sequences here: (0.904837 + 2) / 2.
+        (
+            {"kind": "tis", "level": "sequence", "normalise": True},
+            [0.622987] * 3 + [1.377013] * 2,
+        ),
         ({"kind": "icepop", "upper": 2.0}, [1.105171, 1.0, 0.818731, 1.0, 0.0]),
         ({"kind": "mis", "level": "geometric", "lower": 0.999, "upper": 1.001}, [0.0] * 5),
         ({"kind": "mis", "level": "geometric"}, [1.0] * 5),
@@ -261,6 +268,57 @@ def test_k3_k2_has_the_gradient_of_the_kl() -> None:
     (drawn * estimate(logprobs, reference.log(), "k3_k2")).sum().backward()
     assert logits.grad is not None
     assert logits.grad.tolist() == pytest.approx([0.237568, -0.010707, -0.226861], abs=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3_k2"])
+@pytest.mark.parametrize("apart", [-60.0, -21.0, 21.0, 60.0])
+def test_kl_pulls_back_however_far_the_policy_has_gone(estimator: str, apart: float) -> None:
+    logprobs = torch.tensor([-1.0], requires_grad=True)
+    value = estimate(logprobs, torch.tensor([-1.0 - apart]), estimator)
+    value.sum().backward()
+    assert logprobs.grad is not None
+    expected = 1.0 if estimator == "k1" else math.copysign(20.0, apart)
+    assert logprobs.grad.item() == pytest.approx(expected)
+
+
+def stale_by(deviation: float, spec: ObjectiveSpec) -> tuple[TokenBatch, torch.Tensor]:
+    """A batch of one update, and by how much the log-probs have moved since it was sampled."""
+    noise = torch.Generator().manual_seed(3)
+    logprobs = -torch.rand(64, generator=noise) - 0.1
+    moved = deviation * torch.randn(8, generator=noise).repeat_interleave(8)
+    behaviour = logprobs - moved
+    before = spec.proximal.kind in {"behaviour", "snapshot"}
+    tokens = batch(
+        (8,) * 8,
+        logprobs=logprobs.clone(),
+        behaviour=behaviour,
+        proximal=behaviour if before else None,
+        advantages=torch.randn(8, generator=noise).repeat_interleave(8),
+        reference=logprobs - 0.01,
+        entropy=torch.rand(64, generator=noise),
+    )
+    return tokens, moved
+
+
+@pytest.mark.parametrize("name", sorted(registry.installed("recipes")))
+def test_recipes_correct_for_stale_episodes(name: str) -> None:
+    """A weight or a ratio, not the plain gradient: the default staleness is several steps."""
+    job = with_recipes({"recipe": name})
+    spec = ObjectiveSpec.model_validate(job.get("trainer", {}).get("objective", {}))
+    gradients: list[torch.Tensor] = []
+    for deviation in (0.0, 0.02):
+        tokens, moved = stale_by(deviation, spec)
+        objective = load_objective(spec)
+        plan = objective.plan(WholeBatch(detached(tokens)))
+        read = [-tokens.logprobs for _ in objective.logit_slots]
+        objective.loss(tokens, plan, read).value.backward()
+        assert tokens.logprobs.grad is not None
+        gradients.append(tokens.logprobs.grad.clone())
+    fresh, stale = gradients
+    trained = (fresh != 0) & (stale != 0)
+    change = (stale[trained] / fresh[trained]).log()
+    assert trained.sum() > 6
+    assert torch.corrcoef(torch.stack([change, moved[trained]]))[0, 1] > 0.9
 
 
 def test_grpo_with_a_reference() -> None:
