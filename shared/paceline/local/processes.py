@@ -189,16 +189,17 @@ class Processes:
         log.info("stopped", process=name, pid=record.pid, code=self.exit_code(name))
 
     def kill(self, name: str, *, mark: str = "", timeout_s: float = 5.0) -> None:
-        """Send SIGKILL to the process, its group, their descendants, and all with its mark."""
-        record = self._records.get(name)
+        """Send SIGKILL to the process, its group, their descendants, and all with its mark.
+
+        Returns once they are gone and the exit code is known.
+        """
+        record, child = self._records.get(name), self._children.get(name)
         marks = {mark, record.mark if record else ""} - {""}
         deadline = time.monotonic() + timeout_s
-        while left := _family(record, marks):
+        while (left := _family(record, marks)) or (child is not None and child.poll() is None):
             for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-            if (child := self._children.get(name)) is not None:
-                child.poll()
             if time.monotonic() > deadline:
                 log.error("cannot kill", process=name, pids=[p.pid for p in left])
                 return

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -206,6 +207,20 @@ def test_what_is_not_a_module_is_a_new_process(
     processes.start("other", command, mark=str(path), forked=True)
     assert wait(processes, "other") == 0
     assert json.loads((tmp_path / "run/other.out").read_text())["command"] == command
+
+
+def test_the_exit_code_of_a_killed_fork_is_known_though_the_server_is_slow(
+    make: Callable[..., Processes], tmp_path: Path
+) -> None:
+    processes = make("json")
+    run(processes, tmp_path, "one", SLEEP)
+    (server,) = servers(os.getpid())
+    server.suspend()
+    resumed = threading.Timer(0.5, server.resume)
+    resumed.start()
+    processes.kill("one")
+    assert processes.exit_code("one") == -signal.SIGKILL
+    resumed.join()
 
 
 @pytest.fixture
