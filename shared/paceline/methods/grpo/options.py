@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from paceline.plugins import StrictModel, declares
@@ -12,3 +14,5 @@ class GrpoAdvantageOptions(StrictModel):
     """Options of the advantage `grpo`."""
 
     eps: float = Field(default=1e-6, ge=0.0)
+    deviation: Literal["group", "batch"] = "group"
+    """Over which rewards the deviation is taken; the mean is always that of the group."""

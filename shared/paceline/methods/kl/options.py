@@ -17,6 +17,9 @@ class KlOptions(StrictModel):
     coef: float = Field(gt=0.0)
     corrected: bool = True
     """Multiply by the corrections' weights; without them the estimate is biased on stale data."""
+    ratio: bool = False
+    """Multiply by the ratio to the proximal policy, which carries a gradient: with `k3` the
+    unbiased estimate of DeepSeek-V3.2 (arXiv 2512.02556) and TRL's `use_bias_correction_kl`."""
 
 
 @declares(needs=("reference",))

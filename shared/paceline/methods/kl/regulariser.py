@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.methods.kl.options import KlOptions
 from paceline.methods.parts.batch import TokenBatch
-from paceline.methods.parts.surrogates import k3, log_difference
+from paceline.methods.parts.surrogates import k3, log_difference, log_ratio
 
 MAX_K3 = 10.0
 
@@ -15,6 +15,8 @@ def kl(tokens: TokenBatch, options: KlOptions) -> Tensor:
     """`coef` times the estimate of KL(policy || reference) at each token."""
     assert tokens.reference is not None
     value = estimate(tokens.logprobs, tokens.reference, options.estimator) * options.coef
+    if options.ratio:
+        value = value * log_ratio(tokens.logprobs, tokens.old).exp()
     return (
         value * tokens.correction if options.corrected and tokens.correction is not None else value
     )
