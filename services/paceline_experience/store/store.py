@@ -88,7 +88,7 @@ class Store:
                 is invalid.
         """
         redacted = without_secrets(url)
-        redis = _client(url)
+        redis = client_of(url)
         deadline = time.monotonic() + wait_s
         attempt = 0
         while (problem := await _ping(redis)) is not None:
@@ -172,7 +172,12 @@ class _Problem:
     final: bool
 
 
-def _client(url: str) -> Redis | RedisCluster:
+def client_of(url: str) -> Redis | RedisCluster:
+    """A client with the options that a `Store` needs; it connects with the first command.
+
+    Raises:
+        StoreError: the URL is not valid.
+    """
     address, is_cluster = plain(url)
     # With a socket_timeout, redis-py writes inside `asyncio.wait_for`, which costs a task per
     # command and on Python 3.11 may swallow a cancellation. A dead host is found by keepalive.

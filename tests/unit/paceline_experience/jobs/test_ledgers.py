@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from redis.asyncio import Redis
 
 from paceline.config import JobSpec
 from paceline.enums import JobState
 from paceline.errors import StoreError
 from paceline_experience.jobs.dry_run import UntriedError
-from paceline_experience.store.store import Store
+from paceline_experience.store.store import Store, client_of
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ async def test_a_job_whose_record_was_written_without_a_reply_is_opened(
     site: Site, wire: Wire, tmp_path: Path, sites: Sites, again: bool
 ) -> None:
     del site
-    cuttable = sites(Store(Redis(unix_socket_path=str(tmp_path / "w"))), tmp_path)
+    cuttable = sites(Store(client_of(f"unix://{tmp_path / 'w'}")), tmp_path)
     spec = JobSpec.model_validate(
         {
             "name": "job",

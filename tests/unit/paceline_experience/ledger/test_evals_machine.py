@@ -18,13 +18,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from redis.asyncio import Redis
 
 from paceline.config.limits import LimitSettings
 from paceline.enums import GiveBackReason
 from paceline.types import Assignment
 from paceline_experience.ledger.ledger import EpisodeKey
-from paceline_experience.store.store import Store
+from paceline_experience.store.store import Store, client_of
 
 if TYPE_CHECKING:
     from conftest import Worlds
@@ -51,7 +50,7 @@ class EvalsMachine(RuleBasedStateMachine):
     def __init__(self, socket: str, worlds: Worlds) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.store = Store(Redis(unix_socket_path=socket))
+        self.store = Store(client_of(f"unix://{socket}"))
         self.run(self.store.command("FLUSHALL"))
         self.worlds = worlds
         self.known: list[Lease] = []

@@ -20,13 +20,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from redis.asyncio import Redis
 
 from paceline.enums import JobState
 from paceline.errors import PacelineError
 from paceline.v1.experience_pb2 import TrainSample
 from paceline_experience.ledger.staleness import stale_groups
-from paceline_experience.store.store import Store
+from paceline_experience.store.store import Store, client_of
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class EndingMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="pl")
         self.wire = Wire(upstream=Path(socket), path=Path(self.folder.name) / "w")
         self.run(self.wire.__aenter__())
-        self.store = Store(Redis(unix_socket_path=str(Path(self.folder.name) / "w")))
+        self.store = Store(client_of(f"unix://{Path(self.folder.name) / 'w'}"))
         self.run(self.store.command("FLUSHALL"))
         self.site: Site = sites(self.store, Path(self.folder.name) / "run")
         self.durable = 0

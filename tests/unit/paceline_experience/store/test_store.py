@@ -219,7 +219,7 @@ async def test_a_new_password_beside_the_old_one_interrupts_nobody() -> None:
             await asyncio.sleep(0.02)
 
         def client(password: str) -> AsyncRedis:
-            return AsyncRedis(unix_socket_path=str(socket), password=password)
+            return AsyncRedis(unix_socket_path=str(socket), password=password, socket_timeout=None)
 
         before = Store(client(PASSWORD))
         await before.command("SET", "a", "1")

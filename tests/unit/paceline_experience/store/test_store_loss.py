@@ -20,7 +20,7 @@ from paceline.errors import FencedError, StateError, UnavailableError
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.store.keys import JobKeys
-from paceline_experience.store.store import Store
+from paceline_experience.store.store import Store, client_of
 from paceline_experience.store.watermarks import Watermarks
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Disk:
     def __init__(self, folder: Path, worlds: Worlds) -> None:
         self._folder = folder
         self._server = serve(folder)
-        self.store = Store(Redis(unix_socket_path=str(folder / "s")))
+        self.store = Store(client_of(f"unix://{folder / 's'}"))
         self.world: World = worlds(self.store)
         self.world.watermarks = lambda: Watermarks(folder / "run" / "watermarks.json")
 
