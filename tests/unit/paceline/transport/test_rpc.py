@@ -47,11 +47,11 @@ class Flaky(pb_grpc.RewardServicer):
 
 
 @asynccontextmanager
-async def served(servicer: Flaky) -> AsyncGenerator[str]:
+async def served(servicer: Flaky, *, port: int = 0) -> AsyncGenerator[str]:
     interceptor = rpc.ErrorInterceptor(metrics=Metrics())
     server = aio.server(interceptors=[interceptor])
     pb_grpc.add_RewardServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -131,6 +131,21 @@ async def test_an_absent_server_is_unavailable_within_the_deadline() -> None:
         stub: RewardAsyncStub = pb_grpc.RewardStub(channel)
         with pytest.raises((UnavailableError, DeadlineError)):
             await rpc.call(stub.Score, pb.ScoreRequest(), timeout_s=0.5, idempotent=True)
+
+
+async def test_a_new_channel_does_not_wait_for_the_backoff_of_others_to_its_address() -> None:
+    async with served(Flaky(None)) as address:
+        pass
+    async with rpc.connect(address) as before:
+        for _ in range(20):
+            with pytest.raises(UnavailableError):
+                await rpc.call(
+                    pb_grpc.RewardStub(before).Score, pb.ScoreRequest(), timeout_s=WAIT_S
+                )
+        port = int(address.rpartition(":")[2])
+        async with served(Flaky(None), port=port), rpc.connect(address) as after:
+            stub = pb_grpc.RewardStub(after)
+            await rpc.call(stub.Score, pb.ScoreRequest(), timeout_s=WAIT_S)
 
 
 async def test_a_token_is_sent_with_every_call() -> None:
