@@ -21,7 +21,7 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
-from paceline.plugins import Engine, ProvesWeights, WeightSnapshot
+from paceline.plugins import Engine, ProvesWeights, RollsBack, WeightSnapshot
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Span, Tracer, step_context
@@ -58,10 +58,10 @@ class WeightUpdater:
 
     `changed(version, True)` is awaited after a version is active and its canary agrees,
     `changed(version, False)` when its canary disagrees; the bytes of that version are then loaded
-    again. After `max_refusals` of one version in a row it is refused for good, until a newer one
-    arrives. `run` raises RefusedWeightsError once `overrule` says that the engine is at fault, as
-    only another one is left to try; so it does at once for weights of another model than the
-    engine's.
+    again. After `max_refusals` of one version in a row it is refused for good, and until a newer
+    one arrives the engine goes back to the version before, which is held that long. `run` raises
+    RefusedWeightsError once `overrule` says that the engine is at fault, as only another one is
+    left to try; so it does at once for weights of another model than the engine's.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class WeightUpdater:
             server=server,
             report=self._reports.add,
             complete=self._received.put_nowait,
+            keep=self._kept,
             metrics=metrics,
             tls=tls,
             bytes_per_s=bytes_per_s,
@@ -128,11 +129,13 @@ class WeightUpdater:
 
     @property
     def phase(self) -> WorkerPhase:
-        """What it is at for the newest version, or which one it serves."""
+        """What it is at for the newest version, or which one it serves or refuses."""
         if self._loading is not None:
             return self._loading
         if self._receiver.wanted > self._receiver.latest:
             return self._receiving()
+        if self.refusal is not None:
+            return WorkerPhase(Phase.REFUSING_WEIGHTS, self.refusal.version)
         if self.active.version < 0:
             return WorkerPhase(Phase.WAITING_FOR_WEIGHTS)
         return WorkerPhase(Phase.SERVING, self.active.version)
@@ -304,6 +307,32 @@ class WeightUpdater:
             return
         self.refusal = WeightRefusal(header.version, str(verdict))
         await self._changed(header.version, False)
+        await self._roll_back()
+
+    def _kept(self) -> int:
+        """The version before one that was refused; -1: the newest that was loaded is right."""
+        return self.active.version if self._refused[0] > self.active.version else -1
+
+    async def _roll_back(self) -> None:
+        """Serve the version before again, as long as there is no newer one.
+
+        A version that was received during the trouble has taken its memory, if it was refused too.
+        """
+        version = self.active.version
+        staging = self._server.held(self._job_id, version)
+        if staging is None or not isinstance(self._engine, RollsBack):
+            log.warning("no version to go back to", job=self._job_id, version=version)
+            return
+        try:
+            with self._in_phase(Phase.LOADING_WEIGHTS, staging.header):
+                await self._engine.roll_back(_loadable(staging))
+                verdict = await self._prove(staging, await self._check(staging))
+        except PacelineError as error:
+            log.warning("cannot go back", job=self._job_id, version=version, error=error)
+            return
+        if verdict.accepted:
+            log.info("gone back", job=self._job_id, version=version)
+            await self._changed(version, True)
 
     async def _retry(self, staging: Staging) -> None:
         """Stop serving and load this version again, unless another one has replaced it.
