@@ -9,6 +9,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 Job = Callable[..., dict[str, Any]]
 Until = Callable[..., Any]
+REFUSED = "RefusedWeightsError: version 3, which another worker serves, was refused in 3 loads"
 Right = tuple[str, str, str, str]  # API group, resource, verb, name or nothing
 
 
@@ -56,6 +57,13 @@ def test_all_operations_need_exactly_the_role(
     )
     world.cluster.patch("Deployment", f"rollout-{job_id}", {"spec": {"replicas": 3}})
     until_true(lambda: any(e.get("series") for e in world.cluster.list("Event")), "no series")
+    until_true(lambda: len(world.workers_of(job_id)) == 3, "not all are made")
+    world.nodes.restart(world.workers_of(job_id)[0], message=REFUSED, times=3)
+    until_true(lambda: world.cluster.events("Quarantined"), "not quarantined")
+    (kept,) = world.cluster.list("Pod", "paceline.dev/quarantined")
+    over = {"annotations": {"paceline.dev/quarantined-until": "2026-01-01T00:00:00+00:00"}}
+    world.cluster.patch("Pod", kept["metadata"]["name"], {"metadata": over})
+    until_true(lambda: not world.cluster.list("Pod", "paceline.dev/quarantined"), "it stays")
     world.change_image("rollout-default")
     until_true(lambda: world.cluster.events("TemplateChanged"), "not rolled out")
     world.nodes.fail(f"trainer-{job_id}-1-0", message="boom")
