@@ -29,6 +29,7 @@ from paceline.transport.rpc import backoff_s, stream
 from paceline.types import PolicyVersion, WeightRefusal, WorkerPhase
 from paceline.v1 import roster_pb2 as pb
 from paceline.weights.canary import CanaryRule, CanaryVerdict
+from paceline.weights.model_config import difference
 from paceline.weights.route import Route, TransferProgress
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
@@ -61,7 +62,8 @@ class WeightUpdater:
     again. After `max_refusals` of one version in a row it is refused for good, and until a newer
     one arrives the engine goes back to the version before, which is held that long. `run` raises
     RefusedWeightsError once `overrule` says that the engine is at fault, as only another one is
-    left to try; so it does at once for weights of another model than the engine's.
+    left to try; so it does at once for weights of another model than the engine's, as by
+    `config_json`, what `model_config.canonical` says of the engine's own.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class WeightUpdater:
         activation: str,
         rule: CanaryRule,
         max_refusals: int,
+        config_json: str = "",
         metrics: Metrics,
         changed: OnChange,
         tls: TlsSettings | None = None,
@@ -95,6 +98,7 @@ class WeightUpdater:
         self._activation = activation
         self._rule = rule
         self._max_refusals = max_refusals
+        self._config_json = config_json
         self._metrics = metrics
         self._changed = changed
         self._failures = 0
@@ -201,6 +205,8 @@ class WeightUpdater:
         started = asyncio.get_running_loop().time()
         span = self._step_span(header)
         try:
+            if problem := difference(self._config_json, header.config_json):
+                raise MisfitError(problem)
             with span.child("weights.swap", worker=self._worker_id, version=header.version):
                 with self._in_phase(Phase.LOADING_WEIGHTS, header):
                     await self._engine.load(_loadable(staging), self._activation)

@@ -28,6 +28,7 @@ from paceline.v1.rollout_pb2_grpc import RolloutStub
 from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
 from paceline.weights import Staging, WeightServer, pull
 from paceline.weights.canary import Canary, CanaryRule
+from paceline.weights.model_config import canonical
 from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.job import build_engine
 from paceline_rollout.service import RolloutService
@@ -453,6 +454,27 @@ async def test_a_worker_ends_at_once_with_weights_of_another_model(
         error = await w.until_ended()
     assert "version 0 (step 0) cannot be loaded: snapshot: tensor " in error.message
     assert "q_norm.weight' is unknown to this model (and " in error.message
+
+
+async def test_a_worker_ends_at_once_whose_model_is_configured_otherwise(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    """Its canary is fine: short text hardly shows the base of RoPE, or ids that end a turn."""
+    model = model_of()
+    files = model_files(model, tmp_path)
+    content = json.loads(files["config.json"]) | {"eos_token_id": 9, "use_cache": False}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    staging = snapshot_of(model, version=0)
+    made = Staging(replace(staging.header, config_json=canonical(tmp_path / "config.json")))
+    made.fill(0, bytes(staging.buffer()))
+    made.finish()
+    async with world(tmp_path, {}, files) as w:
+        w.publish(made)
+        error = await w.until_ended()
+    assert error.message == (
+        "version 0 (step 0) cannot be loaded: config.json: eos_token_id is 2 here and 9 in the "
+        "trainer"
+    )
 
 
 async def test_a_worker_that_holds_other_bytes_refuses_them_and_names_the_tensor(
