@@ -322,7 +322,7 @@ class WeightUpdater:
     async def _roll_back(self) -> None:
         """Serve the version before again, as long as there is no newer one.
 
-        A version that was received during the trouble has taken its memory, if it was refused too.
+        It is no longer held if another one was received before the refused one was checked.
         """
         version = self.active.version
         staging = self._server.held(self._job_id, version)

@@ -116,11 +116,11 @@ def _number_problems(declared: Mapping[str, Any]) -> Iterator[str]:
             )
     kinds, num = declared.get("layer_types"), declared.get("num_hidden_layers")
     if isinstance(kinds, list) and type(num) is int:
-        found = len(cast("list[Any]", kinds))
-        if found != num:
+        num_kinds = len(cast("list[Any]", kinds))
+        if num_kinds != num:
             yield (
-                f"model.path: config.json: layer_types has {found} entries, and num_hidden_layers "
-                f"is {num}; one for each layer is needed"
+                f"model.path: config.json: layer_types has {num_kinds} entries, and "
+                f"num_hidden_layers is {num}; one for each layer is needed"
             )
 
 
