@@ -39,6 +39,7 @@ class Swap:
 
     snapshot: Any  # or what the engine has prepared from it, with the same `header`
     activation: Activation
+    back: bool = False  # to an older version than the active one
     done: Future[None] = field(default_factory=Future[None])
 
     def __post_init__(self) -> None:
@@ -124,9 +125,9 @@ class Gate:
         self._expected = [one for one in self._expected if one is not swap]
 
     def _refuse(self, swap: Swap, waiting: Sequence[Swap]) -> bool:
-        """Fail a swap that is older than the active version or than a waiting one."""
+        """Fail a swap that is older than a waiting one, or than the active version unbidden."""
         newest = max((one.version for one in waiting), default=-1)
-        if swap.version < self.version:
+        if swap.version < self.version and not swap.back:
             active = f"version {self.version} is active"
             swap.fail(StateError(f"version {swap.version} is too old to load: {active}"))
         elif swap.version < newest:

@@ -23,6 +23,7 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.rollout_pb2_grpc import add_RolloutServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.weights.model_config import canonical
 from paceline.weights.route import TransferProgress
 from paceline.weights.transfer.server import WeightServer
 from paceline_rollout.gauges import RolloutGauges
@@ -131,6 +132,7 @@ class RolloutService(Service):
             activation=spec.rollout.activation,
             rule=canary_rule(spec),
             max_refusals=self._max_refusals,
+            config_json=canonical(folder / "config.json"),
             metrics=self._chassis.metrics,
             changed=self._on_change,
             tls=settings.tls,

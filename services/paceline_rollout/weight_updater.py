@@ -21,7 +21,7 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
-from paceline.plugins import Engine, ProvesWeights, WeightSnapshot
+from paceline.plugins import Engine, ProvesWeights, RollsBack, WeightSnapshot
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Span, Tracer, step_context
@@ -29,6 +29,7 @@ from paceline.transport.rpc import backoff_s, stream
 from paceline.types import PolicyVersion, WeightRefusal, WorkerPhase
 from paceline.v1 import roster_pb2 as pb
 from paceline.weights.canary import CanaryRule, CanaryVerdict
+from paceline.weights.model_config import difference
 from paceline.weights.route import Route, TransferProgress
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
@@ -58,10 +59,11 @@ class WeightUpdater:
 
     `changed(version, True)` is awaited after a version is active and its canary agrees,
     `changed(version, False)` when its canary disagrees; the bytes of that version are then loaded
-    again. After `max_refusals` of one version in a row it is refused for good, until a newer one
-    arrives. `run` raises RefusedWeightsError once `overrule` says that the engine is at fault, as
-    only another one is left to try; so it does at once for weights of another model than the
-    engine's.
+    again. After `max_refusals` of one version in a row it is refused for good, and until a newer
+    one arrives the engine goes back to the version before, which is held that long. `run` raises
+    RefusedWeightsError once `overrule` says that the engine is at fault, as only another one is
+    left to try; so it does at once for weights of another model than the engine's, as by
+    `config_json`, what `model_config.canonical` says of the engine's own.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class WeightUpdater:
         activation: str,
         rule: CanaryRule,
         max_refusals: int,
+        config_json: str = "",
         metrics: Metrics,
         changed: OnChange,
         tls: TlsSettings | None = None,
@@ -95,6 +98,7 @@ class WeightUpdater:
         self._activation = activation
         self._rule = rule
         self._max_refusals = max_refusals
+        self._config_json = config_json
         self._metrics = metrics
         self._changed = changed
         self._failures = 0
@@ -111,6 +115,7 @@ class WeightUpdater:
             server=server,
             report=self._reports.add,
             complete=self._received.put_nowait,
+            keep=self._kept,
             metrics=metrics,
             tls=tls,
             bytes_per_s=bytes_per_s,
@@ -128,11 +133,13 @@ class WeightUpdater:
 
     @property
     def phase(self) -> WorkerPhase:
-        """What it is at for the newest version, or which one it serves."""
+        """What it is at for the newest version, or which one it serves or refuses."""
         if self._loading is not None:
             return self._loading
         if self._receiver.wanted > self._receiver.latest:
             return self._receiving()
+        if self.refusal is not None:
+            return WorkerPhase(Phase.REFUSING_WEIGHTS, self.refusal.version)
         if self.active.version < 0:
             return WorkerPhase(Phase.WAITING_FOR_WEIGHTS)
         return WorkerPhase(Phase.SERVING, self.active.version)
@@ -198,6 +205,8 @@ class WeightUpdater:
         started = asyncio.get_running_loop().time()
         span = self._step_span(header)
         try:
+            if problem := difference(self._config_json, header.config_json):
+                raise MisfitError(problem)
             with span.child("weights.swap", worker=self._worker_id, version=header.version):
                 with self._in_phase(Phase.LOADING_WEIGHTS, header):
                     await self._engine.load(_loadable(staging), self._activation)
@@ -304,6 +313,32 @@ class WeightUpdater:
             return
         self.refusal = WeightRefusal(header.version, str(verdict))
         await self._changed(header.version, False)
+        await self._roll_back()
+
+    def _kept(self) -> int:
+        """The version before one that was refused; -1: the newest that was loaded is right."""
+        return self.active.version if self._refused[0] > self.active.version else -1
+
+    async def _roll_back(self) -> None:
+        """Serve the version before again, as long as there is no newer one.
+
+        It is no longer held if another one was received before the refused one was checked.
+        """
+        version = self.active.version
+        staging = self._server.held(self._job_id, version)
+        if staging is None or not isinstance(self._engine, RollsBack):
+            log.warning("no version to go back to", job=self._job_id, version=version)
+            return
+        try:
+            with self._in_phase(Phase.LOADING_WEIGHTS, staging.header):
+                await self._engine.roll_back(_loadable(staging))
+                verdict = await self._prove(staging, await self._check(staging))
+        except PacelineError as error:
+            log.warning("cannot go back", job=self._job_id, version=version, error=error)
+            return
+        if verdict.accepted:
+            log.info("gone back", job=self._job_id, version=version)
+            await self._changed(version, True)
 
     async def _retry(self, staging: Staging) -> None:
         """Stop serving and load this version again, unless another one has replaced it.

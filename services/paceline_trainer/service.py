@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -33,6 +34,7 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.trainer_pb2_grpc import add_TrainerServicer_to_server
+from paceline.weights.model_config import canonical
 from paceline.weights.transfer.server import WeightServer
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.checkpoints.folders import checkpoints_of
@@ -72,6 +74,7 @@ class TrainerService(Service):
         self._rank_info = rank_info
         self._settings = chassis.settings
         self._clock = PhaseClock()
+        self._config_json = ""  # of the model that was loaded
         self._channel = connect_as(chassis.settings, chassis.settings.experience)
         self._roster = RosterStub(self._channel)
         self._ledger = TrainerLedger(
@@ -201,6 +204,7 @@ class TrainerService(Service):
         models = ModelResolver(self._settings.models, run_dir=self._settings.run_dir)
         phases.enter(Phase.DOWNLOADING_MODEL)
         model = str(models.folder(spec.model, arrived=phases.reached))
+        self._config_json = canonical(Path(model) / "config.json")
         phases.enter(Phase.LOADING_MODEL)
         policy = open_policy(
             model,
@@ -304,6 +308,7 @@ class TrainerService(Service):
                 endpoint=self._endpoint,
                 incarnation=self._options.incarnation,
                 parts=rank_info.nodes,
+                config_json=self._config_json,
             )
         if rank_info.seeds and rank_info.nodes > 1:
             return WeightSeeder(

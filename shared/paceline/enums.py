@@ -178,6 +178,7 @@ class Phase(StrEnum):
     RECEIVING_WEIGHTS = "receiving weights of version"
     LOADING_WEIGHTS = "loading weights of version"
     CHECKING_WEIGHTS = "checking weights of version"
+    REFUSING_WEIGHTS = "refusing weights of version"
     SERVING = "serving version"
     # of episodes
     ROOM = "room"

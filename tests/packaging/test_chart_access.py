@@ -23,7 +23,7 @@ CONTROLLER = {
     "/secrets": "create patch delete",
     "/services": "create patch delete",
     "networking.k8s.io/networkpolicies": "create patch delete",
-    "/pods": "list watch",
+    "/pods": "list watch patch delete",
     "/pods/log": "get",
     "events.k8s.io/events": "list watch create patch",
     "coordination.k8s.io/leases": "create",

@@ -14,6 +14,7 @@ from paceline.plugins import (
     EngineRequest,
     EngineStatus,
     ProvesWeights,
+    RollsBack,
     WeightSnapshot,
     registry,
 )
@@ -59,6 +60,10 @@ class Inexact:
         header: Any = snapshot.header
         self._deviation = self._times * header.canary.noise
         await self._inner.load(self._read(snapshot), activation)
+
+    async def roll_back(self, snapshot: WeightSnapshot) -> None:
+        assert isinstance(self._inner, RollsBack)
+        await self._inner.roll_back(self._read(snapshot))
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         return self._noisy(await self._inner.score(tokens))

@@ -298,7 +298,9 @@ def _of_rollout(seen: Evidence, phases: WorkerPhases, served: bool) -> Culprit |
         why = f"rollout: {some} (the trainer has published version {newest})"
         return _standing(phases.standing(seen.rollouts), bound_s, why)
     late = [worker for worker in serving if worker.active_version < newest]
-    if late and not seen.leased:
+    # Episodes that need newer weights than all workers have wait for room on one of them.
+    need_newer = len(late) == len(serving) and seen.waiting.get(Phase.ROOM)
+    if late and (not seen.leased or need_newer):
         text = f"rollout: {len(late)} of {len(serving)} workers have not taken version {newest}"
         return _standing(phases.standing(late), LOADING_S, text)
     return None

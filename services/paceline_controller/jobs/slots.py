@@ -24,7 +24,12 @@ _LASTING_AT_START = re.compile(
     rf"^{re.escape(OOM)}|\b(ModuleNotFound|Import|Config|Invalid|OutOfMemory)Error\b"
     r"|unrecognized arguments|the following arguments are required"
 )
-_LASTING = re.compile(r"\bRefusedWeightsError\b")
+_REFUSED_WEIGHTS = re.compile(r"\bRefusedWeightsError\b")
+
+
+def refuses_weights(words: str) -> bool:
+    """Whether these last words of a worker are that its engine gets weights wrong."""
+    return _REFUSED_WEIGHTS.search(words) is not None
 
 
 @dataclass(slots=True)
@@ -105,7 +110,7 @@ class ProcessSlot:
 
         So it is for weights that its engine gets wrong again and again, unless it is `alone`.
         """
-        self.refusals = self.refusals + 1 if _LASTING.search(self.words) else 0
+        self.refusals = self.refusals + 1 if refuses_weights(self.words) else 0
         self.quarantined = self.refusals >= GIVE_UP_AFTER_LASTING and not alone
         if self.quarantined:
             self.restarts.due_s = now_s + QUARANTINE_S
@@ -118,7 +123,7 @@ class ProcessSlot:
         They are few for a reason that no restart changes, if it is `alone`: no other worker of its
         job and kind is ready, which would show that this machine is the reason.
         """
-        lasting = _LASTING.search(self.words) or (
+        lasting = refuses_weights(self.words) or (
             self.failed_at_start and _LASTING_AT_START.search(self.words)
         )
         few = min(options.give_up_after, GIVE_UP_AFTER_LASTING)

@@ -20,7 +20,7 @@ from paceline.environments.dataset.options import DatasetOptions
 from paceline.errors import ConfigError, InvalidError
 from paceline.models.parsing import ParseError, parse
 from paceline.models.resolve import FoundModel, ModelResolver
-from paceline.models.weights import check_headers, check_weights
+from paceline.models.weights import INDEX, check_headers, check_weights
 from paceline.plugins import Replies, registry
 from paceline.plugins.allowed import AllowedTargets
 from paceline.transport.rpc import MAX_MESSAGE_BYTES
@@ -135,8 +135,15 @@ def _read_model(path: Path) -> dict[str, bytes]:
     path = Path(os.path.realpath(path))  # links of /proc are followed by their text only
     files = check_files(_small_files(path), source=str(path))
     sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
-    names = check_weights(sizes, lambda name: (path / name).read_bytes(), source=str(path))
-    check_headers([path / name for name in names])
+    config, index = files["config.json"], path / INDEX
+    names = check_weights(
+        sizes, lambda name: (path / name).read_bytes(), source=str(path), config=config
+    )
+    check_headers(
+        [path / name for name in names],
+        config=config,
+        index=index.read_bytes() if index.name in sizes else b"{}",
+    )
     return files
 
 

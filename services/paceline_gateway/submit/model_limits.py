@@ -6,10 +6,17 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
 from paceline.config import JobSpec
+from paceline.config.base import PluginSpec
 from paceline.config.job import LoraSpec
 from paceline.config.load import shown
 from paceline.errors import ConfigError
-from paceline.models.families import UNSERVED, UNTRAINED, max_positions
+from paceline.models.families import (
+    POSITIONS,
+    UNSERVED,
+    UNTRAINED,
+    max_positions,
+    trained_positions,
+)
 from paceline.models.parsing import ParseError, parse
 from paceline.models.shallow import SERVED_LAYERS
 from paceline.plugins import MAX_STOP_TOKENS
@@ -50,8 +57,12 @@ def check_model_limits(spec: JobSpec, files: Mapping[str, bytes]) -> int | None:
             "allowed: families with attention of transformers and a plain head, such as "
             "llama, qwen3, qwen3_moe, gemma3_text"
         )
+    problems += _number_problems(declared)
     if spec.rollout.engine.kind == _TORCH:
         problems += _engine_problems(declared, spec.sampling.max_context)
+    else:
+        problems += _position_problems(declared, spec.sampling.max_context)
+    problems += _shard_problems(declared, spec.rollout.engine)
     if problems:
         raise ConfigError("; ".join(problems))
     size = declared.get("vocab_size")
@@ -92,6 +103,46 @@ def _lora_problems(declared: Mapping[str, Any], lora: LoraSpec | None) -> Iterat
                 f"config.json says that the model has {num}; allowed are linear layers beside "
                 "them, such as q_proj, k_proj, v_proj and o_proj"
             )
+
+
+def _number_problems(declared: Mapping[str, Any]) -> Iterator[str]:
+    """Limits that are no numbers would limit nothing."""
+    for key in ("vocab_size", "num_hidden_layers", "n_layer", *POSITIONS):
+        value = declared.get(key)
+        if value is not None and not (type(value) is int and value > 0):
+            yield (
+                f"model.path: config.json: {key} is {shown(str(value))} "
+                f"({type(value).__name__}); allowed: a whole number above 0"
+            )
+    kinds, num = declared.get("layer_types"), declared.get("num_hidden_layers")
+    if isinstance(kinds, list) and type(num) is int:
+        num_kinds = len(cast("list[Any]", kinds))
+        if num_kinds != num:
+            yield (
+                f"model.path: config.json: layer_types has {num_kinds} entries, and "
+                f"num_hidden_layers is {num}; one for each layer is needed"
+            )
+
+
+def _position_problems(declared: Mapping[str, Any], max_context: int) -> Iterator[str]:
+    """Of any engine: the trainer computes all positions too."""
+    positions = trained_positions(declared)
+    if positions < max_context:
+        yield (
+            f"sampling.max_context: {max_context}; the model has {positions:.0f} positions "
+            f"(max_position_embeddings of config.json), so allowed: at most {positions:.0f}"
+        )
+
+
+def _shard_problems(declared: Mapping[str, Any], engine: PluginSpec) -> Iterator[str]:
+    """Tensor parallel ranks have the same number of attention heads each."""
+    ranks, heads = engine.options.get("tp"), declared.get("num_attention_heads")
+    if type(ranks) is int and type(heads) is int and ranks > 0 and heads % ranks:
+        yield (
+            f"rollout.engine.tp: {ranks}; the model has {heads} attention heads "
+            "(num_attention_heads of config.json), which cannot be shared out evenly; allowed: a "
+            f"divisor of {heads}"
+        )
 
 
 def _engine_problems(declared: Mapping[str, Any], max_context: int) -> Iterator[str]:

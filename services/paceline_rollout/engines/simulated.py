@@ -187,7 +187,13 @@ class SimulatedEngine:
 
     async def load(self, snapshot: Any, activation: str) -> None:
         """Swap when the activation allows it; takes `load_s`, during which nothing decodes."""
-        swap = Swap(snapshot, parse_activation(activation))
+        await self._load(Swap(snapshot, parse_activation(activation)))
+
+    async def roll_back(self, snapshot: Any) -> None:
+        """Swap to older weights; running requests are computed anew."""
+        await self._load(Swap(snapshot, Activation.INTERRUPT, back=True))
+
+    async def _load(self, swap: Swap) -> None:
         self._gate.propose(swap)
         self._wake.set()
         await asyncio.wrap_future(swap.done)

@@ -291,12 +291,15 @@ class Publisher:
         endpoint: str,
         incarnation: int,
         parts: int = 1,
+        config_json: str = "",
     ) -> None:
+        """`config_json`: of the model, as `model_config.canonical` gives it."""
         self._ledger = ledger
         self._server = server
         self._endpoint = endpoint
         self._incarnation = incarnation
         self._parts = parts
+        self._config_json = config_json
         self.published: PolicyVersion | None = None
 
     async def publish(self, snapshot: WeightCopy, *, parent: int) -> PolicyVersion:
@@ -363,6 +366,7 @@ class Publisher:
             canary=snapshot.canary,
             frozen_bytes=snapshot.frozen_bytes,
             names="checkpoint",
+            config_json=self._config_json,
         )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 _MEMORY_BYTES = 1 << 30
@@ -21,9 +22,33 @@ _DECLARED = (
     *("n_shared_experts", "shared_expert_intermediate_size", "first_k_dense_replace"),
     "mlp_only_layers",
     *("rope_parameters", "rope_scaling", "original_max_position_embeddings"),
-    "n_positions",
+    *("n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx"),
+    *("num_hidden_layers", "n_layer", "num_attention_heads"),
 )
 _MOST_CHARS = 16_384
+
+_UNIFORM = frozenset(
+    {
+        *("arcee", "cohere", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3_text"),
+        *("glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "granite", "granitemoe"),
+        *("helium", "llama", "ministral", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe"),
+        *("opt", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss"),
+        *("smollm3", "stablelm", "starcoder2"),
+    }
+)
+"""Values of `model_type` all of whose layers of a kind have the same tensors."""
+_LAYER = re.compile(r"(?:(.*?)\.)?(layers|h|blocks)\.(\d{1,6})\.(.+)")
+# In names of parts that are no layers of the text model.
+_BESIDE = re.compile(r"vision|visual|vit|audio|speech|encoder|tower|image|video|talker|mtp")
+# Buffers, which some releases of transformers have saved.
+_BUFFER = re.compile(r"(inv_freq|position_ids|attn\.(masked_)?bias|attention\.(masked_)?bias)$")
+_EMBEDDING = re.compile(r"(?:.*\.)?(embed_tokens|wte|embed_in|word_embeddings)\.weight")
+_HEAD = re.compile(r"(?:.*\.)?(lm_head|embed_out)\.weight")
+_WEIGHT = re.compile(r"(weight|bias|weight_packed|qzeros|_blocks)$")
+_FLOAT = re.compile(r"B?F\d")
+
+
+_UNREADABLE = (ValueError, KeyError, IndexError, AttributeError, TypeError, RecursionError)
 
 
 def main() -> None:
@@ -37,25 +62,174 @@ def main() -> None:
 
 
 def _names(pieces: Iterable[bytes]) -> dict[str, Any]:
-    """The files that the index of safetensors names, sorted."""
+    """The files that the index of safetensors names, sorted, and what its names lack.
+
+    Pieces: the index, and `config.json`.
+    """
+    index, config = pieces
     try:
-        listed = json.loads(next(iter(pieces)))["weight_map"]
-        return {"value": sorted(set(map(str, listed.values())))}
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        listed: dict[str, str] = json.loads(index)["weight_map"]
+        files = sorted(set(map(str, listed.values())))
+        problems = list(_problems(_text_part(config), dict.fromkeys(listed)))
+    except _UNREADABLE as error:
         return _wrong(0, error)
+    return {"value": [files, problems]}
 
 
-def _ends(pieces: Iterable[bytes]) -> dict[str, Any]:
-    """Where the last tensor of each safetensors file ends, by their headers."""
-    found: list[int] = []
-    for at, text in enumerate(pieces):
+def _headers(pieces: Iterable[bytes]) -> dict[str, Any]:
+    """Where the last tensor of each safetensors file ends, and what the tensors lack.
+
+    Pieces: `config.json`, the index (an empty object: none), and the header of each file.
+    """
+    config, index, *texts = pieces
+    ends: list[int] = []
+    tensors: dict[str, Any] = {}
+    for at, text in enumerate(texts):
         try:
             header: dict[str, Any] = json.loads(text)
-            tensors = (each for name, each in header.items() if name != "__metadata__")
-            found.append(max((int(each["data_offsets"][1]) for each in tensors), default=0))
-        except (ValueError, KeyError, IndexError, AttributeError, TypeError, RecursionError) as e:
-            return _wrong(at, e)
-    return {"value": found}
+            header.pop("__metadata__", None)
+            ends.append(max((int(each["data_offsets"][1]) for each in header.values()), default=0))
+            tensors |= {name: _remembered(name, each) for name, each in header.items()}
+        except _UNREADABLE as error:
+            return _wrong(at, error)
+    try:
+        listed = json.loads(index).get("weight_map", {})
+    except _UNREADABLE:  # it was read before
+        listed = {}
+    problems = [*_absent(listed, tensors), *_problems(_text_part(config), tensors)]
+    return {"value": [ends, problems]}
+
+
+def _remembered(name: str, tensor: dict[str, Any]) -> tuple[str, list[int]] | None:
+    """Type and shape of the tensors for which they are compared; of others, none is kept."""
+    wanted = _EMBEDDING.fullmatch(name) or _HEAD.fullmatch(name)
+    dtype = str(tensor["dtype"])
+    if wanted or not _FLOAT.match(dtype):
+        return dtype, [int(size) for size in tensor["shape"]]
+    return None
+
+
+def _absent(listed: Mapping[str, object], tensors: Mapping[str, object]) -> Iterator[str]:
+    absent = [name for name in listed if name not in tensors]
+    if absent:
+        yield f"the files lack {absent[0]}{_more(absent)}, which the index names"
+
+
+def _problems(text: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with tensors, by name, of a model with this text configuration.
+
+    A tensor is None, or (type, shape) where these are known and may be wrong.
+    """
+    uniform = str(text.get("model_type")) in _UNIFORM
+    own = {name: each for name, each in tensors.items() if not _BESIDE.search(name)}
+    yield from _layer_problems(text, own, uniform=uniform)
+    known = {name: each for name, each in own.items() if each is not None}
+    for name, (_, shape) in known.items():
+        if _EMBEDDING.fullmatch(name) or _HEAD.fullmatch(name):
+            yield from _shape_problems(text, name, shape, uniform=uniform)
+    whole = [n for n, (dtype, _) in known.items() if not _FLOAT.match(dtype) and _is_weight(n)]
+    if whole:
+        yield (
+            f"{whole[0]}{_more(whole)} is {known[whole[0]][0]}, which is no type of floats: "
+            "quantised weights cannot be trained; allowed: F32, BF16 or F16"
+        )
+    if uniform and own and not any(map(_EMBEDDING.fullmatch, own)):
+        yield "the files have no embedding (such as model.embed_tokens.weight)"
+    untied = uniform and own and text.get("tie_word_embeddings") is False
+    if untied and not any(map(_HEAD.fullmatch, own)):
+        yield (
+            "the files have no lm_head.weight, and config.json says that tie_word_embeddings is "
+            "false"
+        )
+
+
+def _is_weight(name: str) -> bool:
+    return bool(_WEIGHT.search(name)) and not _BUFFER.search(name)
+
+
+def _layer_problems(
+    text: Mapping[str, Any], tensors: Iterable[str], *, uniform: bool
+) -> Iterator[str]:
+    layers = _layers(tensors)
+    if layers is None:
+        return
+    num = _first_integer(text, "num_hidden_layers", "n_layer")
+    if num is not None and layers:
+        # Layers that predict further tokens come after the others, and are not trained.
+        most = num + (_first_integer(text, "num_nextn_predict_layers") or 0)
+        says = f"config.json says num_hidden_layers {num}"
+        if beyond := sorted(at for at in layers if at >= most):
+            name = min(layers[beyond[0]])
+            yield f"the files have layer {beyond[0]}{_more(beyond)} ({name}), but {says}"
+        if lacking := [at for at in range(num) if at not in layers]:
+            yield f"the files lack layer {lacking[0]}{_more(lacking)}, and {says}"
+    if num is not None and uniform and not layers and any(True for _ in tensors):
+        yield f"the files have no layers, but config.json says num_hidden_layers {num}"
+    if uniform:
+        yield from _uneven(text, {at: each for at, each in layers.items() if at < (num or at + 1)})
+
+
+def _layers(tensors: Iterable[str]) -> dict[int, frozenset[str]] | None:
+    """The tensors of each layer of the text model; None if it is not clear which they are."""
+    found: dict[str, dict[int, set[str]]] = {}
+    for name in tensors:
+        if (match := _LAYER.fullmatch(name)) and not _BUFFER.search(name):
+            prefix, kind, at, rest = match.groups()
+            found.setdefault(f"{prefix}.{kind}", {}).setdefault(int(at), set()).add(rest)
+    most = max(map(len, found.values()), default=0)
+    longest = [layers for layers in found.values() if len(layers) == most]
+    if len(longest) > 1:
+        return None
+    return {at: frozenset(each) for layers in longest for at, each in layers.items()}
+
+
+def _uneven(text: Mapping[str, Any], layers: Mapping[int, frozenset[str]]) -> Iterator[str]:
+    """A layer with only some of the tensors that another one of its kind has."""
+    kinds: Any = text.get("layer_types")
+    first: dict[tuple[str, frozenset[str]], int] = {}
+    for at, names in sorted(layers.items()):
+        kind = str(kinds[at]) if isinstance(kinds, list) and at < len(kinds) else ""
+        first.setdefault((kind, names), at)
+    for (kind, names), at in first.items():
+        for (other_kind, others), other in first.items():
+            if kind == other_kind and names < others:
+                lacking = sorted(others - names)
+                yield f"layer {at} lacks {lacking[0]}{_more(lacking)}, which layer {other} has"
+                return
+
+
+def _shape_problems(
+    text: Mapping[str, Any], name: str, shape: Sequence[int], *, uniform: bool
+) -> Iterator[str]:
+    vocab_size = _first_integer(text, "vocab_size")
+    hidden_size = _first_integer(text, "hidden_size", "n_embd")
+    rows, width = shape if len(shape) == 2 else (0, 0)
+    what = f"{name} has the shape {list(shape)}, but config.json says"
+    if vocab_size is not None and (rows != vocab_size if uniform else rows < vocab_size):
+        yield f"{what} vocab_size {vocab_size}"
+    elif uniform and hidden_size not in (None, width) and "word_embed_proj_dim" not in text:
+        yield f"{what} hidden_size {hidden_size}"
+
+
+def _text_part(config: bytes) -> dict[str, Any]:
+    """The part of `config.json` that is about text; empty if it cannot be read."""
+    try:
+        whole = json.loads(config)
+    except (ValueError, RecursionError):
+        return {}
+    nested = whole.get("text_config") if isinstance(whole, dict) else None
+    return {
+        **cast("dict[str, Any]", whole if isinstance(whole, dict) else {}),
+        **cast("dict[str, Any]", nested if isinstance(nested, dict) else {}),
+    }
+
+
+def _first_integer(text: Mapping[str, Any], *keys: str) -> int | None:
+    return next((value for key in keys if type(value := text.get(key)) is int), None)
+
+
+def _more(found: Sequence[object]) -> str:
+    return f" and {len(found) - 1} more" if len(found) > 1 else ""
 
 
 def _vocabulary(pieces: Iterable[bytes]) -> dict[str, Any]:
@@ -133,7 +307,12 @@ def _wrong(at: int, error: Exception) -> dict[str, Any]:
     return {"wrong": f"{type(error).__name__}: {error}"[:500], "at": at}
 
 
-_READERS = {"names": _names, "ends": _ends, "vocabulary": _vocabulary, "declared": _declared}
+_READERS = {
+    "names": _names,
+    "headers": _headers,
+    "vocabulary": _vocabulary,
+    "declared": _declared,
+}
 
 if __name__ == "__main__":
     main()

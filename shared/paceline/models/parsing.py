@@ -26,7 +26,9 @@ class ParseError(PacelineError):
         self.at = at
 
 
-def parse(what: Literal["names", "ends", "vocabulary", "declared"], pieces: Sequence[bytes]) -> Any:
+def parse(
+    what: Literal["names", "headers", "vocabulary", "declared"], pieces: Sequence[bytes]
+) -> Any:
     """What `parse_child` finds in pieces of JSON; blocks without holding up other threads.
 
     Raises:

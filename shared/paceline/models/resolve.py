@@ -106,8 +106,10 @@ def _small(
             f"model.path: {source}: the small model files have {total} bytes; at most {max_bytes} "
             "are allowed"
         )
-    check_weights(sizes, lambda name: read([name])[name], source=source)
-    return read(wanted)
+    files = read(wanted)
+    config = files.get("config.json", b"{}")
+    check_weights(sizes, lambda name: read([name])[name], source=source, config=config)
+    return files
 
 
 def _default_cache(run_dir: Path) -> Path:

@@ -39,15 +39,20 @@ def is_wanted(name: str) -> bool:
 
 
 def check_weights(
-    sizes: Mapping[str, int], read: Callable[[str], bytes], *, source: str
+    sizes: Mapping[str, int],
+    read: Callable[[str], bytes],
+    *,
+    source: str,
+    config: bytes = b"{}",
 ) -> list[str]:
     """Names of the files with weights. `read` reads a small file of the model.
 
     Raises:
-        ConfigError: there are only pickles, or none, or a file that the index names is missing.
+        ConfigError: there are only pickles, or none, or a file that the index names is missing, or
+            it names other layers than `config` (`config.json`) says.
     """
     if INDEX in sizes:
-        return _listed(sizes, read, source)
+        return _listed(sizes, read, source, config)
     if WHOLE in sizes:
         return [WHOLE]
     pickles = sorted(name for name in sizes if name.endswith(_PICKLES))
@@ -59,14 +64,16 @@ def check_weights(
     raise ConfigError(f"model.path: {source} has neither {WHOLE} nor {INDEX}")
 
 
-def _listed(sizes: Mapping[str, int], read: Callable[[str], bytes], source: str) -> list[str]:
+def _listed(
+    sizes: Mapping[str, int], read: Callable[[str], bytes], source: str, config: bytes
+) -> list[str]:
     if sizes[INDEX] > MAX_INDEX_BYTES:
         raise ConfigError(
             f"model.path: {source}: {INDEX} has {sizes[INDEX]} bytes; at most {MAX_INDEX_BYTES} "
             "are allowed"
         )
     try:
-        names: list[str] = parse("names", [read(INDEX)])
+        names, problems = parse("names", [read(INDEX), config])
     except ParseError as error:
         raise ConfigError(f"model.path: {source}: {INDEX} is damaged: {error.message}") from None
     missing = [name for name in names if name not in sizes]
@@ -76,14 +83,19 @@ def _listed(sizes: Mapping[str, int], read: Callable[[str], bytes], source: str)
             f"model.path: {source} does not have {some}, of the {len(names)} files that {INDEX} "
             f"names; {len(missing)} are missing"
         )
+    _refuse(problems, source)
     return names
 
 
-def check_headers(paths: Sequence[Path]) -> None:
-    """Check that each file has the size that its header says.
+def check_headers(paths: Sequence[Path], *, config: bytes = b"{}", index: bytes = b"{}") -> None:
+    """Check that each file has the size that its header says, and together what is in `config`.
+
+    `config` and `index` are the contents of `config.json` and of the index; empty objects: none.
 
     Raises:
-        ConfigError: one is cut, or no safetensors file, or has a header that is too large.
+        ConfigError: one is cut, or no safetensors file, or has a header that is too large; or
+            layers or other tensors are missing or too many, or of another shape or type than a
+            model of this configuration has.
         OSError: one cannot be read.
     """
     texts, sizes = list[bytes](), list[int]()
@@ -97,7 +109,7 @@ def check_headers(paths: Sequence[Path]) -> None:
                 f"{_MAX_HEADERS_BYTES} bytes"
             )
     try:
-        ends: list[int] = parse("ends", texts)
+        ends, problems = parse("headers", [config, index, *texts])
     except ParseError as error:
         path = paths[error.at] if error.at is not None else paths[0].parent
         raise ConfigError(f"model.path: {path} is no safetensors file: bad header") from None
@@ -107,6 +119,13 @@ def check_headers(paths: Sequence[Path]) -> None:
             raise ConfigError(
                 f"model.path: {path} has {size} bytes; its header says {expected}, so it is damaged"
             )
+    _refuse(problems, str(paths[0].parent) if paths else "")
+
+
+def _refuse(problems: Sequence[str], source: str) -> None:
+    """What the trainer would initialise at random, ignore, or not train."""
+    if problems:
+        raise ConfigError(f"model.path: {source}: {'; '.join(problems)}")
 
 
 def _header(path: Path) -> tuple[bytes, int]:

@@ -16,6 +16,7 @@ from paceline.plugins.engines import (
     HeaderSpec,
     NameKind,
     ProvesWeights,
+    RollsBack,
     TensorSpec,
     WeightSnapshot,
 )
@@ -141,6 +142,7 @@ __all__ = [
     "Reward",
     "RewardInput",
     "RewardTurn",
+    "RollsBack",
     "Sampler",
     "Session",
     "Start",

@@ -177,6 +177,23 @@ class ProvesWeights(Protocol):
         ...
 
 
+@runtime_checkable
+class RollsBack(Protocol):
+    """Optional, for an engine that can go back to weights older than those it has.
+
+    A worker whose engine gets a version wrong then goes on with the one before, instead of
+    waiting without weights for the next.
+    """
+
+    async def roll_back(self, snapshot: WeightSnapshot) -> None:
+        """Swap to older weights as `load` does, with nothing kept that newer ones computed.
+
+        Raises:
+            StateError: a newer version is on its way, which takes precedence.
+        """
+        ...
+
+
 class EngineFactory(Protocol):
     """The target of an entry point in `paceline.engines`; all arguments are keywords.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.enums import FinishReason
 from paceline.errors import InvalidError
-from paceline.plugins import Engine, EngineRequest
+from paceline.plugins import Engine, EngineRequest, RollsBack
 from paceline.testing.common import expect
 from paceline.testing.engines import Answers, ask
 
@@ -133,6 +133,22 @@ async def _swap_while_running(out: Answers, activation: str) -> None:
         expect(versions == sorted(versions), f"versions go back: {versions}")
     both = any(set(out.versions(name)) == {0, 1} for name in whole)
     expect(both, "no running request has tokens of both versions")
+
+
+async def goes_back_if_it_can(out: Answers) -> None:
+    """Older weights are loaded only by `roll_back`, which engines may lack."""
+    await out.swap(5)
+    if not isinstance(out.engine, RollsBack):
+        return
+    await out.engine.roll_back(out.weights(4))
+    version = out.engine.status().version
+    expect(version == 4, f"version 4 was rolled back to, and version {version} is active")
+    out.engine.submit([ask("a")])
+    await out.end("a")
+    expect(out.versions("a") == [4] * 8, f"versions {out.versions('a')} for eight tokens")
+    await out.swap(6)
+    version = out.engine.status().version
+    expect(version == 6, f"version 6 was loaded, and version {version} is active")
 
 
 async def swaps_at_a_boundary(out: Answers) -> None:
@@ -258,6 +274,7 @@ CHECKS: tuple[Check, ...] = (
     swaps_in_flight,
     swaps_with_interruption,
     swaps_at_a_boundary,
+    goes_back_if_it_can,
     pinned_requests_have_their_version,
     bad_requests_end_with_an_error,
     unknown_activations_are_refused,

@@ -67,9 +67,12 @@ class Answers:
 
     async def swap(self, version: int, activation: str = "in_flight", model: Any = None) -> None:
         """Load a version."""
+        await self.engine.load(self.weights(version, model), activation)
+
+    def weights(self, version: int, model: Any = None) -> Staging:
+        """A snapshot of the torch model with this version; without one, of no weights."""
         model = model or self.model
-        given = blank_snapshot(version) if model is None else snapshot(model, version)
-        await self.engine.load(given, activation)
+        return blank_snapshot(version) if model is None else snapshot(model, version)
 
 
 def snapshot(model: Any, version: int, canary: Sequence[int] = (1, 2), **changes: Any) -> Staging:

@@ -180,6 +180,7 @@ class SnapshotHeader(_message.Message):
     AUTHENTICATION_FIELD_NUMBER: _builtins.int
     FROZEN_BYTES_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     version: _builtins.int
     step: _builtins.int
@@ -196,6 +197,8 @@ class SnapshotHeader(_message.Message):
     """the first bytes, which are the same in all versions of the job"""
     names: _builtins.str
     """Of tensors: "checkpoint" as in a checkpoint of the model; empty: of the state dict in memory."""
+    config_json: _builtins.str
+    """What the trainer's config.json says of the model, as JSON with sorted keys; empty: not known."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]: ...
     @_builtins.property
@@ -220,10 +223,11 @@ class SnapshotHeader(_message.Message):
         authentication: _builtins.bytes = ...,
         frozen_bytes: _builtins.int = ...,
         names: _builtins.str = ...,
+        config_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["authentication", b"authentication", "base_version", b"base_version", "canary", b"canary", "chunk_bytes", b"chunk_bytes", "frozen_bytes", b"frozen_bytes", "incarnation", b"incarnation", "job_id", b"job_id", "names", b"names", "num_bytes", b"num_bytes", "num_chunks", b"num_chunks", "parent_version", b"parent_version", "step", b"step", "tensors", b"tensors", "tied", b"tied", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authentication", b"authentication", "base_version", b"base_version", "canary", b"canary", "chunk_bytes", b"chunk_bytes", "config_json", b"config_json", "frozen_bytes", b"frozen_bytes", "incarnation", b"incarnation", "job_id", b"job_id", "names", b"names", "num_bytes", b"num_bytes", "num_chunks", b"num_chunks", "parent_version", b"parent_version", "step", b"step", "tensors", b"tensors", "tied", b"tied", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -260,6 +260,16 @@ class Nodes(threading.Thread):
         status = {"phase": "Failed", "containerStatuses": [container], "conditions": []}
         self.cluster.set_status("Pod", pod, status)
 
+    def restart(self, pod: str, *, message: str, times: int) -> None:
+        """Let the container of a running pod end as often, as its kubelet tells it."""
+        wait_until(lambda: self._runs(pod), f"{pod} does not run")
+        status = running()
+        (container,) = status["containerStatuses"]
+        over = {"exitCode": 1, "reason": "Error", "message": message}
+        over |= {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
+        container |= {"restartCount": times, "lastState": {"terminated": over}}
+        self.cluster.set_status("Pod", pod, status)
+
     def _runs(self, pod: str) -> bool:
         found = self.cluster.get("Pod", pod)
         return found is not None and found["status"].get("phase") == "Running"
@@ -327,10 +337,22 @@ class Nodes(threading.Thread):
             "annotations": template["metadata"].get("annotations"),
             "ownerReferences": [reference],
         }
-        spec = {**template["spec"], "nodeName": "node-1"}
+        spec = {**template["spec"], "nodeName": self._node_for(template)}
         made = self.cluster.create("Pod", name, metadata=metadata, spec=spec)
         status = self.says.get(component(made), running())
         self.cluster.set_status("Pod", name, status)
+
+    def _node_for(self, template: dict[str, Any]) -> str:
+        """The first node without a pod that this one keeps away from."""
+        apart = template["spec"].get("affinity", {}).get("podAntiAffinity", {})
+        terms = apart.get("requiredDuringSchedulingIgnoredDuringExecution", [])
+        taken = {
+            pod["spec"]["nodeName"]
+            for term in terms
+            for pod in self.cluster.list("Pod")
+            if term["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        }
+        return next(name for name in ("node-1", "node-2") if name not in taken)
 
     def _say_failure(self, owner: dict[str, Any], words: str) -> None:
         failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}
@@ -374,7 +396,10 @@ def living(pod: dict[str, Any]) -> bool:
 def owned(pods: list[dict[str, Any]], owner: dict[str, Any]) -> list[dict[str, Any]]:
     uid = owner["metadata"]["uid"]
     return [
-        p for p in pods if any(r["uid"] == uid for r in p["metadata"].get("ownerReferences", ()))
+        p
+        for p in pods
+        for r in p["metadata"].get("ownerReferences", ())
+        if r["uid"] == uid and r.get("controller")
     ]
 
 
@@ -643,6 +668,11 @@ class World:
             for kind in kinds
             for body in self.cluster.list(kind, ours)
         ]
+
+    def workers_of(self, job_id: str) -> list[str]:
+        """The names of a job's rollout pods."""
+        pods = self.cluster.list("Pod", f"paceline.dev/workload=rollout-{job_id}")
+        return sorted(pod["metadata"]["name"] for pod in pods)
 
     def running(self, job_id: str) -> None:
         """Wait until trainer and rollout workers run, then set the state as the trainer would."""

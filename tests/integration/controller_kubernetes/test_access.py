@@ -9,6 +9,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 Job = Callable[..., dict[str, Any]]
 Until = Callable[..., Any]
+REFUSED = "RefusedWeightsError: version 3, which another worker serves, was refused in 3 loads"
 Right = tuple[str, str, str, str]  # API group, resource, verb, name or nothing
 
 
@@ -45,14 +46,21 @@ def test_all_operations_need_exactly_the_role(
     world: Any, tiny_job: Job, until_true: Until, chart_rules: list[dict[str, Any]]
 ) -> None:
     world.start("ctl-0", kubernetes={"pending_timeout_s": 3600.0})
-    world.apply("all", tiny_job(name="all"))
+    world.apply("all", tiny_job(name="all", rollout={"replicas": 2}))
     job_id = until_true(lambda: world.status("all").get("jobId"), "not submitted")
     world.running(job_id)
+    until_true(lambda: len(world.workers_of(job_id)) == 2, "not all are made")
+    world.nodes.restart(world.workers_of(job_id)[0], message=REFUSED, times=3)
+    until_true(lambda: world.cluster.events("Quarantined"), "not quarantined")
+    (kept,) = world.cluster.list("Pod", "paceline.dev/quarantined")
+    over = {"annotations": {"paceline.dev/quarantined-until": "2026-01-01T00:00:00+00:00"}}
+    world.cluster.patch("Pod", kept["metadata"]["name"], {"metadata": over})
+    until_true(lambda: not world.cluster.list("Pod", "paceline.dev/quarantined"), "it stays")
     world.cluster.patch("Deployment", f"rollout-{job_id}", {"spec": {"replicas": 3}})
     until_true(lambda: world.cluster.events("Scaled"), "not scaled")
     # Again: a series of the same event.
     until_true(
-        lambda: world.cluster.get("Deployment", f"rollout-{job_id}")["spec"]["replicas"] == 1, "-"
+        lambda: world.cluster.get("Deployment", f"rollout-{job_id}")["spec"]["replicas"] == 2, "-"
     )
     world.cluster.patch("Deployment", f"rollout-{job_id}", {"spec": {"replicas": 3}})
     until_true(lambda: any(e.get("series") for e in world.cluster.list("Event")), "no series")

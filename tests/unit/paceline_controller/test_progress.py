@@ -82,6 +82,7 @@ def worker(kind: WorkerKind, name: str = "", version: int = -1, **load: float) -
 TRAINER = worker(WorkerKind.TRAINER, version=3, step_s=10.0)
 ROLLOUT = worker(WorkerKind.ROLLOUT, version=3, tokens_generated=1000.0)
 ENVIRONMENT = worker(WorkerKind.ENVIRONMENT)
+REFUSES = WorkerPhase(Phase.REFUSING_WEIGHTS, 3)
 
 
 class Source:
@@ -162,6 +163,11 @@ KINDS: dict[str, tuple[Callable[[Source], object], str]] = {
     "rollout does not take new weights": (
         lambda s: (s.put(replace(ROLLOUT, active_version=2)), s.change(leased=0)),
         "rollout: 1 of 1 workers have not taken version 3",
+    ),
+    "rollout serves what is too old": (
+        lambda s: s.put(replace(ROLLOUT, active_version=2, phases=(REFUSES,)), waiting(room=16)),
+        "rollout: 1 of 1 workers have not taken version 3; rollout-0 is refusing weights of "
+        "version 3",
     ),
     "rollout hangs": (
         lambda s: s.put(waiting(generate=15, step=1)),
@@ -424,6 +430,7 @@ OF_ROLLOUTS = (
     Phase.RECEIVING_WEIGHTS,
     Phase.LOADING_WEIGHTS,
     Phase.CHECKING_WEIGHTS,
+    Phase.REFUSING_WEIGHTS,
 )
 CASES = [
     *(Case(WorkerKind.TRAINER, phase, 3) for phase in OF_TRAINERS),

@@ -28,6 +28,7 @@ from paceline.v1.rollout_pb2_grpc import RolloutStub
 from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
 from paceline.weights import Staging, WeightServer, pull
 from paceline.weights.canary import Canary, CanaryRule
+from paceline.weights.model_config import canonical
 from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.job import build_engine
 from paceline_rollout.service import RolloutService
@@ -345,6 +346,10 @@ async def test_a_tracker_that_hears_no_reports_holds_nothing_up(
             await w.until_active(version)
 
 
+def tokens_of(events: list[rollout_pb2.GenerateEvent]) -> list[int]:
+    return [token for event in events for token in event.tokens]
+
+
 def with_a_wrong_canary(staging: Staging) -> Staging:
     (sequence,) = staging.header.canary.sequences
     wrong = Canary((replace(sequence, logprobs=(-9.0, -9.0)),), noise=0.02)
@@ -376,7 +381,7 @@ async def test_a_wrong_canary_keeps_work_away_until_a_newer_version_is_right(
 async def test_a_worker_refuses_for_good_what_it_gets_wrong_in_all_loads(
     tmp_path: Path, model_of: Any, snapshot_of: Any
 ) -> None:
-    """It stays, as all other workers may say the same; the next version may be right."""
+    """It stays, as all other workers may say the same, and goes on with the version before."""
     model = model_of()
     async with world(tmp_path, {}, model_files(model, tmp_path)) as w:
         w.publish(snapshot_of(model, version=0))
@@ -385,11 +390,44 @@ async def test_a_worker_refuses_for_good_what_it_gets_wrong_in_all_loads(
         w.publish(with_a_wrong_canary(snapshot_of(model, version=1)))
         reason = await w.until_refused(1)
         assert re.fullmatch(r"canary: trim \d\.\d+, noise 0\.02, ratio \d+, allowed 2", reason)
-        assert w.ledger.workers["r0"].active_version == -1
+        await w.until_active(0)
+        assert await w.until_refused(1) == reason
+        assert f"{Phase.REFUSING_WEIGHTS} 1" in w.ledger.phases
+        again = await w.generate("again")
+        assert {run.version for event in again for run in event.versions} == {0}
         w.publish(snapshot_of(model, version=2))
         await w.until_active(2)
         await w.until_refused(-1)  # nothing
         assert not w.work.done()
+
+
+async def test_a_worker_goes_back_again_and_again_to_the_last_version_that_it_has_right(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    """It holds two snapshots all the while: that version, and the one that it receives."""
+    model = model_of()
+    async with world(tmp_path, {}, model_files(model, tmp_path)) as w:
+        w.publish(snapshot_of(model, version=4))
+        await w.until_active(4)
+        before = await w.generate("one")
+        for version in (5, 6, 7):
+            w.publish(with_a_wrong_canary(snapshot_of(model_of(seed=version), version=version)))
+            await w.until_refused(version)
+            await w.until_active(4)
+            assert [each.version for each in w.ledger.held] == [4, version]
+        assert tokens_of(await w.generate("one")) == tokens_of(before)
+
+
+async def test_a_worker_without_a_right_version_waits_and_says_so(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    model = model_of()
+    async with world(tmp_path, {}, model_files(model, tmp_path)) as w:
+        w.publish(with_a_wrong_canary(snapshot_of(model, version=1)))
+        await w.until_refused(1)
+        while f"{Phase.REFUSING_WEIGHTS} 1" not in w.ledger.phases:
+            await asyncio.sleep(0.01)
+        assert w.ledger.workers["r0"].active_version == -1
 
 
 async def test_a_worker_ends_that_refuses_what_another_one_serves(
@@ -416,6 +454,27 @@ async def test_a_worker_ends_at_once_with_weights_of_another_model(
         error = await w.until_ended()
     assert "version 0 (step 0) cannot be loaded: snapshot: tensor " in error.message
     assert "q_norm.weight' is unknown to this model (and " in error.message
+
+
+async def test_a_worker_ends_at_once_whose_model_is_configured_otherwise(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    """Its canary is fine: short text hardly shows the base of RoPE, or ids that end a turn."""
+    model = model_of()
+    files = model_files(model, tmp_path)
+    content = json.loads(files["config.json"]) | {"eos_token_id": 9, "use_cache": False}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    staging = snapshot_of(model, version=0)
+    made = Staging(replace(staging.header, config_json=canonical(tmp_path / "config.json")))
+    made.fill(0, bytes(staging.buffer()))
+    made.finish()
+    async with world(tmp_path, {}, files) as w:
+        w.publish(made)
+        error = await w.until_ended()
+    assert error.message == (
+        "version 0 (step 0) cannot be loaded: config.json: eos_token_id is 2 here and 9 in the "
+        "trainer"
+    )
 
 
 async def test_a_worker_that_holds_other_bytes_refuses_them_and_names_the_tensor(

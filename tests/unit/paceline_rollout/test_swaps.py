@@ -45,6 +45,26 @@ async def test_running_requests_continue_with_the_new_version(
         assert recomputed is (activation == "interrupt")
 
 
+async def test_an_engine_that_goes_back_computes_running_requests_anew(
+    model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask, hold: Any
+):
+    right, wrong = model_of(seed=0), model_of(seed=1)
+    async with open_torch(wrong, load=False, **OPTIONS) as out:
+        await out.engine.load(snapshot_of(wrong, version=2), "in_flight")
+        with pytest.raises(StateError, match="version 1 is too old to load: version 2 is active"):
+            await out.engine.load(snapshot_of(right, version=1), "in_flight")
+        midway = await hold.midway(out.engine, request_of("b", [1, 2], **LONG))
+        back = asyncio.ensure_future(out.engine.roll_back(snapshot_of(right, version=1)))
+        await midway.ordered(2)
+        midway.release()
+        await back
+        assert out.engine.status().version == 1
+        await out.finish(["b"])
+        cut = out.versions("b").index(1)
+        wanted = logprobs(right, [1, 2, *out.tokens("b")])[1:]
+        assert out.logprobs("b")[cut:] == pytest.approx(wanted[cut:], abs=1e-5)
+
+
 async def test_new_requests_use_no_prefix_of_the_old_version(
     model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
 ):

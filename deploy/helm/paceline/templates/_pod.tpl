@@ -67,6 +67,8 @@ spec:
       imagePullPolicy: {{ dig "image" "pullPolicy" $root.Values.image.pullPolicy $workload }}
       # On the root file system, which is read-only.
       workingDir: /
+      # The controller reads from the status how a worker ended.
+      terminationMessagePolicy: FallbackToLogsOnError
       command:
         {{- include "paceline.command" . | nindent 8 }}
       args:

@@ -113,6 +113,7 @@ def _deployment(wanted: Wanted, template: Object, context: ManifestContext) -> O
     name = names.object_name(wanted.name)
     added = {"JOB_ID": wanted.job_id, "POOL": wanted.pool}
     pods = _pods(wanted, template, context, _plain(added))
+    _keep_away(pods, name)
     selected = {key: names.labels(wanted, release=context.release)[key] for key in _SELECTED}
     return {
         "apiVersion": DEPLOYMENTS.api_version,
@@ -129,6 +130,18 @@ def _deployment(wanted: Wanted, template: Object, context: ManifestContext) -> O
             "template": pods,
         },
     }
+
+
+def _keep_away(pods: Object, name: str) -> None:
+    """Not to nodes with a pod of this workload that is quarantined."""
+    term = {
+        "labelSelector": {"matchLabels": {names.QUARANTINED: name}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    affinity = pods["spec"].setdefault("affinity", {})
+    apart = affinity.setdefault("podAntiAffinity", {})
+    required = apart.get("requiredDuringSchedulingIgnoredDuringExecution") or []
+    apart["requiredDuringSchedulingIgnoredDuringExecution"] = [*required, term]
 
 
 _SELECTED = (names.INSTANCE, names.MANAGED_BY, names.WORKLOAD)

@@ -17,6 +17,10 @@ POOL = "paceline.dev/pool"
 WORKLOAD = "paceline.dev/workload"
 INCARNATION = "paceline.dev/incarnation"
 TEMPLATE = "paceline.dev/template"
+QUARANTINED = "paceline.dev/quarantined"
+"""Label of a pod: the workload that keeps away from its node."""
+UNTIL = "paceline.dev/quarantined-until"
+REASON = "paceline.dev/reason"
 
 # Host names have at most 63 characters; the rest is for an incarnation and two indices.
 MAX_NAME_CHARS = 44

@@ -35,6 +35,7 @@ from paceline_controller.runtimes.kubernetes.manifests import (
     owner_reference,
 )
 from paceline_controller.runtimes.kubernetes.ownership import released
+from paceline_controller.runtimes.kubernetes.quarantine import Quarantine
 from paceline_controller.runtimes.kubernetes.readiness import ReadinessDeadline
 from paceline_controller.runtimes.kubernetes.resources import (
     DEPLOYMENTS,
@@ -88,6 +89,7 @@ class KubernetesRuntime:
         self._credentials = credentials
         self._gone_s = gone_s
         self._log_s = log_s
+        self._quarantine = Quarantine(connection, inventory=inventory, events=events)
         self._readiness = ReadinessDeadline(options.pending_timeout_s, clock=clock)
         self._observed: dict[str, Observed] = {}
         self._words: dict[str, str] = {}  # of the last life of each workload
@@ -128,6 +130,8 @@ class KubernetesRuntime:
             seen = states.of_trainer(bodies, pods[workload])
             refused = self._refusal(bodies, pods[workload])
             found.append(self._judged(seen, pods[workload], refused))
+        for job_id, words in self._quarantine.words().items():
+            self._waiting.setdefault(job_id, words)
         self._observed = {each.name: each for each in found}
         return found
 
@@ -241,6 +245,7 @@ class KubernetesRuntime:
             UnavailableError: the cluster has not told of its objects for too long.
         """
         self._tell_of_pods()
+        await self._quarantine.look()
         for pool in self._inventory.pools().values():
             await _attempted(name_of(pool), self._release(pool))
         for body in self._inventory.rollouts():

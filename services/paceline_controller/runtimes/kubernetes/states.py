@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from paceline_controller.runtimes.base import Observed
 from paceline_controller.runtimes.kubernetes.manifests import CONTAINER
@@ -22,6 +23,14 @@ MAX_RESTARTS = 5
 _ENDED = {"Succeeded", "Failed"}
 # A container that waits for one of these is on its way.
 _ON_ITS_WAY = {"", "ContainerCreating", "PodInitializing"}
+
+
+class LifeEnd(NamedTuple):
+    """How the main container of a pod ended last."""
+
+    lives: int  # that have ended
+    lived_s: float
+    words: str  # the end of its output
 
 
 def of_deployment(body: Object, pods: Iterable[Object], *, name: str = "") -> Observed:
@@ -131,6 +140,18 @@ def ended_at(pod: Object) -> str:
     return min(ends, default="~")
 
 
+def last_end(pod: Object) -> LifeEnd | None:
+    """The last end of the main container, of those that the kubelet restarts; None: no end yet."""
+    for status in pod.get("status", {}).get("containerStatuses") or ():
+        now = status.get("state", {}).get("terminated")
+        over = now or status.get("lastState", {}).get("terminated")
+        if status["name"] == CONTAINER and over:
+            lived_s = _seconds(over.get("startedAt"), over.get("finishedAt"))
+            lives = status.get("restartCount", 0) + (now is not None)
+            return LifeEnd(lives, lived_s, (over.get("message") or "").strip())
+    return None
+
+
 def last_words(pod: Object) -> str:
     """How the main container ended, as the kubelet tells it; empty if it did not."""
     status = pod.get("status", {})
@@ -143,6 +164,12 @@ def last_words(pod: Object) -> str:
             text = f"{each['name']} ended with {over.get('exitCode')} ({over.get('reason', '')})"
             lines.append(f"{text}: {over['message']}" if over.get("message") else text)
     return "\n".join(line for line in lines if line)
+
+
+def _seconds(start: str | None, end: str | None) -> float:
+    if not start or not end:
+        return 0.0
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
 
 
 def _of_pod(status: Object) -> str:

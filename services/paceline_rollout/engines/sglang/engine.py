@@ -126,11 +126,20 @@ class SglangEngine:
             InvalidError: the snapshot does not fit the model; the old version stays.
             PacelineError: it could not be loaded; requests are refused until another load.
         """
-        wanted = parse_activation(activation)
+        await self._load(Swap(snapshot, parse_activation(activation)))
+
+    async def roll_back(self, snapshot: Any) -> None:
+        """Swap to older weights; running requests are computed anew.
+
+        Raises:
+            StateError: a newer version is on its way.
+        """
+        await self._load(Swap(snapshot, Activation.INTERRUPT, back=True))
+
+    async def _load(self, swap: Swap) -> None:
         if self._layout is None:
             self._layout = await asyncio.to_thread(Layout, self._model_dir)
-        self._layout.check(snapshot)
-        swap = Swap(snapshot, wanted)
+        self._layout.check(swap.snapshot)
         self._gate.propose(swap)
         self._schedule()
         await asyncio.wrap_future(swap.done)

@@ -18,7 +18,7 @@ import torch
 from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.plugins import EngineOutput, EngineRequest, EngineStatus
 from paceline.telemetry.logs import Log
-from paceline_rollout.activation import Swap, parse_activation
+from paceline_rollout.activation import Activation, Swap, parse_activation
 from paceline_rollout.engines.base import OutputQueue, decoder
 from paceline_rollout.engines.torch.model import TorchModel
 from paceline_rollout.engines.torch.scheduler import Scheduler
@@ -120,7 +120,17 @@ class TorchEngine:
             StateError: a newer version displaced this one, or is active.
             InvalidError: the snapshot does not fit the model; the old version stays.
         """
-        swap = Swap(snapshot, parse_activation(activation))
+        await self._load(Swap(snapshot, parse_activation(activation)))
+
+    async def roll_back(self, snapshot: Any) -> None:
+        """Swap to older weights; running requests are computed anew.
+
+        Raises:
+            StateError: a newer version is on its way.
+        """
+        await self._load(Swap(snapshot, Activation.INTERRUPT, back=True))
+
+    async def _load(self, swap: Swap) -> None:
         self._enqueue(partial(self._started_scheduler.expect, swap))
         self._loader.submit(self._prepare, swap)
         await asyncio.wrap_future(swap.done)

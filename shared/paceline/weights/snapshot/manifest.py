@@ -64,6 +64,7 @@ class SnapshotHeader:
     canary: Canary = NO_CANARY
     frozen_bytes: int = 0  # the first bytes, which are the same in all versions of the job
     names: NameKind = "memory"  # of tensors
+    config_json: str = ""  # `model_config.canonical` of the trainer's config.json
     # As it came, because the digest of its sender covers fields of other releases too.
     received: bytes = field(default=b"", compare=False, repr=False)
 
@@ -152,6 +153,7 @@ def header_to_proto(header: SnapshotHeader) -> pb.SnapshotHeader:
         canary=_canary_to_proto(header.canary),
         frozen_bytes=header.frozen_bytes,
         names="" if header.names == "memory" else header.names,
+        config_json=header.config_json,
     )
 
 
@@ -186,6 +188,7 @@ def header_from_proto(message: pb.SnapshotHeader) -> SnapshotHeader:
         canary=_canary_from_proto(message.canary),
         frozen_bytes=message.frozen_bytes,
         names=_NAMES[message.names],
+        config_json=message.config_json,
         received=body.SerializeToString(deterministic=True),
     )
     if header.num_chunks != message.num_chunks:

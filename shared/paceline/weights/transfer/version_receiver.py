@@ -33,7 +33,8 @@ class Receiver:
     `complete` is called in the event loop with each finished version, in ascending order (once more
     after `refetch`); `report` with what each peer sent. Neither may block. At most two snapshots
     are held: the newest complete one, the base of deltas, and the one in progress. A newer version
-    supersedes one that is less than half received, but never two in a row. `bytes_per_s` caps
+    supersedes one that is less than half received, but never two in a row. `keep` tells a version
+    to hold in place of a newer complete one, which proved unusable; -1: none. `bytes_per_s` caps
     what is read from the network; 0: no cap. Raises `ConfigError` if a file of `tls` is invalid.
     """
 
@@ -45,6 +46,7 @@ class Receiver:
         server: WeightServer,
         report: Callable[[TransferReport], None],
         complete: Callable[[Staging], None],
+        keep: Callable[[], int] = lambda: -1,
         metrics: Metrics | None = None,
         tls: TlsSettings | None = None,
         bytes_per_s: float = 0.0,
@@ -54,6 +56,7 @@ class Receiver:
         self._server = server
         self._report = report
         self._complete = complete
+        self._keep = keep
         self._metrics = metrics
         self._peer = peer_tls(tls)
         self._rate_limit = RateLimit(bytes_per_s, clock=time.monotonic)
@@ -136,6 +139,8 @@ class Receiver:
     async def _follow(self, route: Route) -> None:
         """Pull one version, until it is complete, or superseded before half of it is received."""
         version = route.version.version
+        if self._base(self._keep()) is not None and self._keep() != self._latest:
+            self._server.drop(self._job_id, self._latest)
         self._server.expect(self._job_id, version, key=route.key)
         transfer = self._transfer = Transfer(
             route,
@@ -177,7 +182,7 @@ class Receiver:
         return found if found is not None and found.complete else None
 
     def _held(self) -> Staging | None:
-        found = self._base(self._latest)
+        found = self._base(self._latest) or self._base(self._keep())
         return found if found is not None and found.header.frozen_bytes else None
 
     def _finish(self, staging: Staging) -> None:

@@ -87,10 +87,10 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 @pytest.mark.parametrize(
     ("what", "pieces", "at"),
     [
-        ("names", [DEEP], 0),
-        ("names", [b'{"weight_map": ["a"]}'], 0),
-        ("ends", [b"{}", DEEP], 1),
-        ("ends", [b'{"a": {"data_offsets": [0, ' + b"9" * 5000 + b"]}}"], 0),
+        ("names", [DEEP, b"{}"], 0),
+        ("names", [b'{"weight_map": ["a"]}', b"{}"], 0),
+        ("headers", [b"{}", b"{}", b"{}", DEEP], 1),
+        ("headers", [b"{}", b"{}", b'{"a": {"data_offsets": [0, ' + b"9" * 5000 + b"]}}"], 0),
         ("vocabulary", [b"{}", DEEP], 1),
         ("vocabulary", [b"\xff", b"{}"], 0),
     ],
@@ -115,11 +115,13 @@ JSON = st.recursive(
 
 
 @settings(max_examples=15, deadline=None)
-@given(JSON, st.sampled_from(["names", "ends"]), st.sampled_from(["", "weight_map", "a"]))
-def test_any_json_is_read_or_refused(value: object, what: str, key: str) -> None:
+@given(JSON, JSON, st.sampled_from(["names", "headers"]), st.sampled_from(["", "weight_map", "a"]))
+def test_any_json_is_read_or_refused(value: object, config: object, what: str, key: str) -> None:
     text = json.dumps({key: value} if key else value).encode()
+    other = json.dumps(config).encode()
+    pieces = [text, other] if what == "names" else [other, b"{}", text]
     try:
-        value = parse(what, [text])  # pyright: ignore[reportArgumentType]
+        value = parse(what, pieces)  # pyright: ignore[reportArgumentType]
     except ParseError as error:
         value = [] if error.at == 0 else None
     assert isinstance(value, list)

@@ -221,19 +221,24 @@ async def test_seeds_join_no_withdrawn_version(store: Store, worlds: Worlds) -> 
 
 
 class VersionsMachine(RuleBasedStateMachine):
-    """Workers come, go, load versions and judge them; a synchronous trainer does as it is told."""
+    """Workers come, go, load versions and judge them; a trainer does as it is told.
 
-    def __init__(self, socket: str, worlds: Worlds) -> None:
+    A worker that refuses a version may go on with the one that it has served before.
+    """
+
+    def __init__(self, socket: str, worlds: Worlds, *, max_staleness: int) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
         self.store = Store(client_of(f"unix://{socket}"))
         self.run(self.store.command("FLUSHALL"))
-        self.world: World = worlds(self.store, experience=SYNCHRONOUS)
+        self.world: World = worlds(self.store, experience={"max_staleness": max_staleness})
+        self.max_staleness = max_staleness
         self.workers: dict[str, tuple[int, WeightRefusal | None]] = {}
         self.served: set[int] = set()  # by any worker, when verdicts were heard
         self.refused: set[int] = set()  # by all workers at once, likewise
         self.step = 0
         self.version = 0
+        self.steps = {0: 0}  # of versions
 
     def run(self, job: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(job)
@@ -256,16 +261,17 @@ class VersionsMachine(RuleBasedStateMachine):
             self.workers[name] = (-1, None)
 
     @precondition(lambda self: self.workers)
-    @rule(data=st.data(), right=st.booleans())
-    def load(self, data: st.DataObject, right: bool) -> None:
+    @rule(data=st.data(), right=st.booleans(), goes_back=st.booleans())
+    def load(self, data: st.DataObject, right: bool, goes_back: bool) -> None:
         """A worker whose refusal is final loads nothing until there is a newer version."""
         name = data.draw(st.sampled_from(sorted(self.workers)))
-        refused = self.workers[name][1]
+        before, refused = self.workers[name]
         if self.version in self.ledger.versions.withdrawn or (
             refused is not None and refused.version == self.version
         ):
             return
-        self.workers[name] = (self.version, None) if right else (-1, refusal(self.version))
+        kept = before if goes_back and before not in self.ledger.versions.withdrawn else -1
+        self.workers[name] = (self.version, None) if right else (kept, refusal(self.version))
 
     @rule()
     def hear(self) -> None:
@@ -281,10 +287,9 @@ class VersionsMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.over)
     @rule()
     def train(self) -> None:
-        """A step, if a worker serves the newest version; else what the ledger says."""
-        serves = any(version == self.version for version, _ in self.workers.values())
-        if serves and self.version not in self.ledger.versions.withdrawn:
-            self.run(self.world.filled(self.ledger, version=self.version))
+        """A step, if a worker serves a version that is new enough; else what the ledger says."""
+        if usable := self.usable():
+            self.run(self.world.filled(self.ledger, version=max(usable)))
         share = self.run(self.taken())
         if share is None:  # it would wait
             assert self.version not in self.ledger.versions.withdrawn
@@ -303,6 +308,13 @@ class VersionsMachine(RuleBasedStateMachine):
         published = self.run(publish(self.ledger, self.step, parent=self.version))
         assert published > self.version
         self.version = published
+        self.steps[published] = self.step
+
+    def usable(self) -> set[int]:
+        """Versions with which workers sample what may still be trained on."""
+        oldest = self.step - self.max_staleness
+        serving = {version for version, _ in self.workers.values() if version >= 0}
+        return {version for version in serving if self.steps[version] >= oldest}
 
     async def taken(self) -> BatchShare | None:
         take = self.ledger.take(incarnation=1, step=self.step, rank=0, world=1)
@@ -330,10 +342,11 @@ class VersionsMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(600)
-def test_verdicts_in_any_order(redis_socket: str, worlds: Worlds) -> None:
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_verdicts_in_any_order(redis_socket: str, worlds: Worlds, max_staleness: int) -> None:
     class Machine(VersionsMachine):
         def __init__(self) -> None:
-            super().__init__(redis_socket, worlds)
+            super().__init__(redis_socket, worlds, max_staleness=max_staleness)
 
     run_state_machine_as_test(
         Machine,
