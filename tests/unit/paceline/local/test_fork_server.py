@@ -36,7 +36,10 @@ print(json.dumps({
 ENDS = {
     "print('bye')": 0,
     "import sys; sys.exit(3)": 3,
+    "import sys; sys.exit(256 + 3)": 3,
+    "import sys; sys.exit()": 0,
     "import sys; sys.exit('wrong')": 1,
+    "import threading; threading.Thread(target=print, args=('last',)).start()": 0,
     "raise ValueError('wrong')": 1,
     "import os; os._exit(7)": 7,
     "import os; os.kill(os.getpid(), 9)": -9,
@@ -118,6 +121,26 @@ def test_a_fork_ends_as_a_new_process_does(
         outputs.append((tmp_path / folder / "ends.out").read_text())
     # Of tracebacks, those of forks have more frames.
     assert outputs[0].splitlines()[-1:] == outputs[1].splitlines()[-1:]
+
+
+LASTING = """
+class Lasting:
+    def __del__(self):
+        print("taken apart", flush=True)
+
+thing = Lasting()
+"""
+
+
+def test_a_fork_does_not_take_apart_what_was_imported(
+    make: Callable[..., Processes], tmp_path: Path
+) -> None:
+    """That takes half a second where torch was."""
+    (tmp_path / "lasting.py").write_text(LASTING)
+    processes = make("json")
+    run(processes, tmp_path, "ends", "import lasting; print('bye')")
+    assert wait(processes, "ends") == 0
+    assert (tmp_path / "run" / "ends.out").read_text() == "bye\n"
 
 
 def test_forks_outlive_their_server_and_another_is_started(
