@@ -175,9 +175,10 @@ class _Forks:
     def _refusal(self, request: dict[str, Any]) -> str:
         if request["command"][0] != sys.executable:
             return f"it runs {sys.executable}"
-        names = {*self._environment, *request["environment"]}
-        for name in sorted(names):
-            differs = self._environment.get(name) != request["environment"].get(name)
+        for name in sorted({*self._environment, *request["environment"]}):
+            # A fork that asks has what imports have set, as the one that it asks for will.
+            alike = self._environment.get(name), os.environ.get(name)
+            differs = request["environment"].get(name) not in alike
             if differs and name.startswith(_READ_EARLY):
                 return f"it was started with another {name}"
         return ""

@@ -286,6 +286,42 @@ def test_a_shared_server_makes_no_process_that_would_be_another(
     server.close()
 
 
+CHANGES = "import os; os.environ['TORCHINDUCTOR_CACHE_DIR'] = 'set by an import'"
+STARTS = """
+import sys, pathlib
+from paceline.local.processes import Processes
+
+folder = pathlib.Path(sys.argv[1]).parent / "below"
+processes = Processes(folder=folder, logs=folder, preloaded=["changes"])
+command = [sys.executable, "-P", "-m", "asks", str(folder / "asks.yaml")]
+processes.start("asks", command, mark=str(folder / "asks.yaml"), forked=True)
+while processes.alive("asks"):
+    pass
+"""
+
+
+def test_forks_have_forks_although_an_import_has_changed_their_environment(
+    make: Callable[..., Processes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch does; what a controller starts is forked, even if it is a fork itself."""
+    (tmp_path / "changes.py").write_text(CHANGES)
+    (tmp_path / "asks.py").write_text("import os; print(os.getppid())")
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    path, environment = str(folder / "forks"), {**os.environ, **ENVIRONMENT}
+    server = launch_shared(
+        ["changes"], path=path, output=tmp_path / "o", environment=environment, owner=os.getpid()
+    )
+    monkeypatch.setenv(SHARED, path)
+    processes = make("changes")
+    run(processes, tmp_path, "starts", STARTS)
+    assert wait(processes, "starts") == 0
+    server.kill()
+    server.wait()
+    shutil.rmtree(folder)
+    (answer,) = tmp_path.rglob("asks.out")
+    assert answer.read_text().strip() == str(server.pid)
+
+
 def test_a_shared_server_ends_with_its_owner(tmp_path: Path) -> None:
     """Also if that ends before the imports are done."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
