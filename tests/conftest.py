@@ -20,6 +20,7 @@ from paceline.files import locked, read_json, token_of
 from paceline_harness.isolation import isolate_this_process, remove
 from paceline_harness.monitoring.prometheus import MISSING, Prometheus, installed
 from paceline_harness.patience import PATIENCE_S
+from paceline_harness.ports import PLAIN
 from paceline_harness.processes import share_fork_server
 
 if TYPE_CHECKING:
@@ -210,7 +211,8 @@ def is_ready(addresses: dict[str, Any] | None) -> bool:
     if addresses is None:
         return False
     with suppress(httpx.TransportError):
-        return httpx.get(f"{addresses['http']}/readyz", timeout=START_S).is_success
+        url = f"{addresses['http']}/readyz"
+        return httpx.get(url, timeout=START_S, verify=PLAIN).is_success
     return False
 
 

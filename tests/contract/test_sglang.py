@@ -31,6 +31,8 @@ from paceline_rollout.engines.sglang.server import Launch, LaunchedServer, deriv
 VOCAB, CONTEXT = 32, 256
 FAKE = "paceline_harness.sglang"
 REAL = pytest.param("real", marks=pytest.mark.sglang)
+# A real server takes most of a minute to start; tests/faults/test_kill_sglang.py ends one in CI.
+OWN_SERVERS = (pytest.mark.sglang, pytest.mark.extended)
 Open = Callable[..., Any]
 
 
@@ -43,7 +45,16 @@ class Kind:
 
 
 @pytest.fixture(params=["fake", REAL])
+def options(request: Any) -> dict[str, Any]:
+    """Of an engine with a fake server of its own, or with the real one that tests share."""
+    if request.param == "fake":
+        return {"python": sys.executable, "module": FAKE}
+    return {"url": request.getfixturevalue("sglang_url"), "shared_memory": True}
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=OWN_SERVERS)])
 def kind(request: Any) -> Kind:
+    """How to start servers that a test may end."""
     if request.param == "fake":
         return Kind(real=False, options={"python": sys.executable, "module": FAKE})
     python = request.getfixturevalue("sglang_python")
@@ -222,8 +233,8 @@ MISFITS = [
 ]
 
 
-async def test_what_does_not_fit_never_reaches_the_server(opened: Open, kind: Kind):
-    async with opened(**kind.options) as out:
+async def test_what_does_not_fit_never_reaches_the_server(opened: Open, options: dict[str, Any]):
+    async with opened(**options) as out:
         await out.swap(0)
         for model, message in MISFITS:
             with pytest.raises(InvalidError, match=message):
@@ -312,8 +323,10 @@ async def test_the_models_own_end_token_is_not_an_end(opened: Open):
         assert out.parts["some"][-1].matched_stop == str(tokens[9])
 
 
-async def test_a_stop_string_ends_with_its_last_token(opened: Open, kind: Kind, model_dir: Path):
-    async with opened(**kind.options, tokenizer_dir=model_dir) as out:
+async def test_a_stop_string_ends_with_its_last_token(
+    opened: Open, options: dict[str, Any], model_dir: Path
+):
+    async with opened(**options, tokenizer_dir=model_dir) as out:
         await out.swap(0)
         await out.run(ask("all", max_tokens=60, temperature=0.0))
         tokens = out.tokens("all")

@@ -13,6 +13,7 @@ import pytest
 
 from paceline.config import ServiceSettings, load_settings
 from paceline_harness.patience import PATIENCE_S
+from paceline_harness.ports import PLAIN
 from paceline_harness.processes import goes_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -51,7 +52,7 @@ def settings_of(platform: Any, kind: str) -> ServiceSettings:
 
 def is_ready(url: str) -> bool:
     with contextlib.suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/readyz", timeout=PATIENCE_S).text == "ok\n"
+        return httpx.get(f"{url}/readyz", timeout=PATIENCE_S, verify=PLAIN).text == "ok\n"
     return False
 
 

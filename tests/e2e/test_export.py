@@ -26,7 +26,7 @@ from paceline_rollout.engines.sglang.server import Launch, LaunchedServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-PROMPTS = 200
+PROMPTS, STEPS = 100, 4
 MIN_AGREEMENT = 0.99
 NEAR_TIE = 1e-3  # nat
 TOKEN = "hf_secret_of_this_test"
@@ -43,7 +43,7 @@ JOB: dict[str, Any] = {
         "optimizer": {"lr": 1e-4, "betas": [0.9, 0.95]},
         "checkpoint": {"every": 2, "keep": 1},
     },
-    "stop": {"steps": 6},
+    "stop": {"steps": STEPS},
 }
 
 
@@ -131,7 +131,7 @@ def test_what_is_exported_answers_like_the_last_evaluation(
         job = client.wait(job_id, timeout_s=PATIENCE_S)
         assert job.status.state is JobState.SUCCEEDED, job.status.reason
         assert job.spec["model"]["revision"] == commit
-        assert [each.step for each in job.status.checkpoints][-1] == 6
+        assert [each.step for each in job.status.checkpoints][-1] == STEPS
         best = [each.step for each in job.status.checkpoints if each.best]
         assert len(best) == 1
         last = answers(client, job_id, job.status.version)
@@ -208,6 +208,6 @@ def check_folder(folder: Path, commit: str) -> None:
     assert json.loads((folder / "generation_config.json").read_text())
     card = (folder / "README.md").read_text()
     assert f"`org/arithmetic` at `{commit}`" in card
-    assert "| eval | 6 |" in card
+    assert f"| eval | {STEPS} |" in card
     assert "base_model: org/arithmetic" in card
     assert (folder / "rewards.svg").read_text().startswith("<svg")

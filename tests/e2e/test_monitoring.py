@@ -60,9 +60,12 @@ ABSENT = {
 
 @pytest.fixture(scope="module")
 def job(platform: Any, tiny_job: Callable[..., Any]) -> Iterator[str]:
-    """A job that runs until the tests of this module have finished."""
+    """A job that runs until the tests of this module have finished, about a step a second."""
     spec = tiny_job(
         name="monitored",
+        tasks={"environment": "quiz", "options": {"turns": 1, "pause_s": 4.0}},
+        # A part of the groups is all right or all wrong.
+        reward=[{"kind": "regex", "pattern": "^[^0-4]*$"}],
         stop={"steps": 100_000},
         rollout={"replicas": 2, "scaling": {"min_replicas": 2, "max_replicas": 2}},
         experience={

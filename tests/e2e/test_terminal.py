@@ -11,12 +11,14 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.cli.entry import main
 from paceline.enums import JobState
 from paceline.files import token_of
 from paceline.sandbox import landlock
@@ -38,8 +40,17 @@ INTERVAL_S = 4.0
 
 
 def paceline(platform: Any, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline.cli", *words, "--run-dir", str(platform.run_dir)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    """Run the command in this process, as its imports take a second."""
+    command = [*words, "--run-dir", str(platform.run_dir)]
+    out, errors, before = StringIO(), StringIO(), signal.getsignal(signal.SIGTERM)
+    with redirect_stdout(out), redirect_stderr(errors):
+        try:
+            code = main(command)
+        except SystemExit as error:  # of the parser
+            code = int(error.code or 0)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return subprocess.CompletedProcess(command, code, out.getvalue(), errors.getvalue())
 
 
 def episodes(platform: Any, job_id: str, *words: str) -> list[dict[str, Any]]:

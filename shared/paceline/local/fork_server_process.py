@@ -12,6 +12,7 @@ It ends with the control socket or, if it listens, with the process OWNER; its f
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -38,6 +39,8 @@ _READ_EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "HF_", "TRANSFORMERS_",
 
 def main() -> None:
     """Import the modules and serve; in a fork this runs its command."""
+    ending = _Ending()
+    atexit.register(ending.leave)  # the first to be registered is the last to be called
     control = socket.socket(fileno=os.dup(0))
     _to_null()
     before = dict(os.environ)
@@ -51,7 +54,35 @@ def main() -> None:
     request = _Forks(control, int(sys.argv[1]), before).serve()  # returns in each fork too
     if request is None:
         os._exit(0)  # to take apart what was imported takes a second
-    _run(request, server, before)
+    _prepare(request, server, before)
+    with ending:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+class _Ending:
+    """Ends a fork with its exit code, once it has done what was registered for its end.
+
+    To take apart what was imported, which the fork copies by that, takes half a second.
+    """
+
+    def __init__(self) -> None:
+        self._code: int | None = None
+
+    def __enter__(self) -> None:
+        """Begin the command."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Note the exit code, unless the interpreter has something to say about it."""
+        code = 0 if error is None else getattr(error, "code", None)
+        if isinstance(error, SystemExit | None) and isinstance(code, int | None):
+            self._code = (code or 0) & 0xFF
+
+    def leave(self) -> None:
+        """End the process, if its exit code is known."""
+        if self._code is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self._code)
 
 
 class _Forks:
@@ -144,9 +175,10 @@ class _Forks:
     def _refusal(self, request: dict[str, Any]) -> str:
         if request["command"][0] != sys.executable:
             return f"it runs {sys.executable}"
-        names = {*self._environment, *request["environment"]}
-        for name in sorted(names):
-            differs = self._environment.get(name) != request["environment"].get(name)
+        for name in sorted({*self._environment, *request["environment"]}):
+            # A fork that asks has what imports have set, as the one that it asks for will.
+            alike = self._environment.get(name), os.environ.get(name)
+            differs = request["environment"].get(name) not in alike
             if differs and name.startswith(_READ_EARLY):
                 return f"it was started with another {name}"
         return ""
@@ -173,8 +205,8 @@ class _Forks:
             connection.close()
 
 
-def _run(request: dict[str, Any], server: int, before: Mapping[str, str]) -> None:
-    """Run the command as if this process had been started with it."""
+def _prepare(request: dict[str, Any], server: int, before: Mapping[str, str]) -> None:
+    """Make this process as if it had been started with the command."""
     command: list[str] = request["command"]
     os.setsid()
     _show(command)
@@ -191,9 +223,7 @@ def _run(request: dict[str, Any], server: int, before: Mapping[str, str]) -> Non
     os.environ.update({**of_imports, **request["environment"]})
     _reseed()
     importlib.invalidate_caches()
-    module = command[command.index("-m") + 1]
     sys.argv = command[command.index("-m") + 1 :]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _show(command: list[str]) -> None:

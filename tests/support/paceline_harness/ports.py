@@ -12,6 +12,8 @@ from pathlib import Path
 
 from paceline.local.ports import is_free
 
+PLAIN = False
+"""As `verify` of a request without TLS: 50 ms of processor time less than to load certificates."""
 # Below the ranges from which Paceline and the operating system choose.
 _PORTS = range(10_000, 20_000)
 _taken: set[int] = set()

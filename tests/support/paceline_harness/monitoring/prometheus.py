@@ -15,7 +15,7 @@ import httpx
 
 from paceline.files import read_json
 from paceline_harness.patience import PATIENCE_S
-from paceline_harness.ports import free_port
+from paceline_harness.ports import PLAIN, free_port
 
 MISSING = "prometheus is not installed: run make monitoring-tools (Debian, as root)"
 START_S = PATIENCE_S
@@ -146,7 +146,8 @@ class Prometheus:
         return self._get("targets")["activeTargets"]
 
     def _get(self, what: str, **parameters: str) -> Any:
-        reply = httpx.get(f"{self.url}/api/v1/{what}", params=parameters, timeout=CALL_S)
+        url = f"{self.url}/api/v1/{what}"
+        reply = httpx.get(url, params=parameters, timeout=CALL_S, verify=PLAIN)
         content: dict[str, Any] = reply.json()
         if content["status"] != "success":
             raise ValueError(f"{content['errorType']}: {content['error']}")
@@ -193,7 +194,7 @@ class Prometheus:
         while True:
             assert self._process is not None
             try:
-                if httpx.get(f"{self.url}/-/ready", timeout=CALL_S).is_success:
+                if httpx.get(f"{self.url}/-/ready", timeout=CALL_S, verify=PLAIN).is_success:
                     return
             except httpx.TransportError:
                 pass

@@ -37,7 +37,10 @@ print(json.dumps({
 ENDS = {
     "print('bye')": 0,
     "import sys; sys.exit(3)": 3,
+    "import sys; sys.exit(256 + 3)": 3,
+    "import sys; sys.exit()": 0,
     "import sys; sys.exit('wrong')": 1,
+    "import threading; threading.Thread(target=print, args=('last',)).start()": 0,
     "raise ValueError('wrong')": 1,
     "import os; os._exit(7)": 7,
     "import os; os.kill(os.getpid(), 9)": -9,
@@ -119,6 +122,26 @@ def test_a_fork_ends_as_a_new_process_does(
         outputs.append((tmp_path / folder / "ends.out").read_text())
     # Of tracebacks, those of forks have more frames.
     assert outputs[0].splitlines()[-1:] == outputs[1].splitlines()[-1:]
+
+
+LASTING = """
+class Lasting:
+    def __del__(self):
+        print("taken apart", flush=True)
+
+thing = Lasting()
+"""
+
+
+def test_a_fork_does_not_take_apart_what_was_imported(
+    make: Callable[..., Processes], tmp_path: Path
+) -> None:
+    """That takes half a second where torch was."""
+    (tmp_path / "lasting.py").write_text(LASTING)
+    processes = make("json")
+    run(processes, tmp_path, "ends", "import lasting; print('bye')")
+    assert wait(processes, "ends") == 0
+    assert (tmp_path / "run" / "ends.out").read_text() == "bye\n"
 
 
 def test_forks_outlive_their_server_and_another_is_started(
@@ -276,6 +299,42 @@ def test_a_shared_server_makes_no_process_that_would_be_another(
         with (tmp_path / "out").open("wb") as out, pytest.raises(UnavailableError, match=why):
             server.start(command, output=out, environment=environment)
     server.close()
+
+
+CHANGES = "import os; os.environ['TORCHINDUCTOR_CACHE_DIR'] = 'set by an import'"
+STARTS = """
+import sys, pathlib
+from paceline.local.processes import Processes
+
+folder = pathlib.Path(sys.argv[1]).parent / "below"
+processes = Processes(folder=folder, logs=folder, preloaded=["changes"])
+command = [sys.executable, "-P", "-m", "asks", str(folder / "asks.yaml")]
+processes.start("asks", command, mark=str(folder / "asks.yaml"), forked=True)
+while processes.alive("asks"):
+    pass
+"""
+
+
+def test_forks_have_forks_although_an_import_has_changed_their_environment(
+    make: Callable[..., Processes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch does; what a controller starts is forked, even if it is a fork itself."""
+    (tmp_path / "changes.py").write_text(CHANGES)
+    (tmp_path / "asks.py").write_text("import os; print(os.getppid())")
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    path, environment = str(folder / "forks"), {**os.environ, **ENVIRONMENT}
+    server = launch_shared(
+        ["changes"], path=path, output=tmp_path / "o", environment=environment, owner=os.getpid()
+    )
+    monkeypatch.setenv(SHARED, path)
+    processes = make("changes")
+    run(processes, tmp_path, "starts", STARTS)
+    assert wait(processes, "starts") == 0
+    server.kill()
+    server.wait()
+    shutil.rmtree(folder)
+    (answer,) = tmp_path.rglob("asks.out")
+    assert answer.read_text().strip() == str(server.pid)
 
 
 def test_a_shared_server_ends_with_its_owner(tmp_path: Path) -> None:
