@@ -216,8 +216,13 @@ def shared(
     folder = Path(tempfile.mkdtemp(dir="/tmp"))  # paths of sockets are short
     path, output = str(folder / "forks"), tmp_path / "shared.out"
     environment = {**os.environ, **ENVIRONMENT}
+    (tmp_path / "sets_a_variable.py").write_text("import os; os.environ['GRPC_OF_IMPORT'] = '0'")
     server = launch_shared(
-        ["json"], path=path, output=output, environment=environment, owner=os.getpid()
+        ["json", "sets_a_variable"],
+        path=path,
+        output=output,
+        environment=environment,
+        owner=os.getpid(),
     )
     monkeypatch.setenv(SHARED, path)
     yield psutil.Process(server.pid)
@@ -261,6 +266,23 @@ def test_a_shared_server_makes_no_process_that_would_be_another(
         with (tmp_path / "out").open("wb") as out, pytest.raises(UnavailableError, match=why):
             server.start(command, output=out, environment=environment)
     server.close()
+
+
+def test_forks_start_forks_with_the_variables_that_imports_have_set(
+    shared: psutil.Process,
+    make: Callable[..., Processes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A controller that is a fork has them in its own environment; trainers are its forks."""
+    processes = make("json")
+    parents: dict[str, int] = {}
+    for value in ("0", "1"):
+        monkeypatch.setenv("GRPC_OF_IMPORT", value)
+        run(processes, tmp_path, f"with_{value}", "import os; print(os.getppid())")
+        assert wait(processes, f"with_{value}") == 0
+        parents[value] = int((tmp_path / f"run/with_{value}.out").read_text())
+    assert parents == {"0": shared.pid, "1": os.getpid()}
 
 
 def test_a_shared_server_ends_with_its_owner(tmp_path: Path) -> None:
