@@ -43,9 +43,10 @@ def test_lint(tool: str, chart: Path, helm: Any) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("feature", FEATURES)
 def test_lint_of_a_feature(feature: str, chart: Path, helm: Any) -> None:
-    """By the newer helm: both render the same, as another test shows."""
+    """Of which other tests show that it renders, by both helms, what Kubernetes takes."""
     values = str(chart / "ci" / f"{feature}-values.yaml")
     done = helm(HELMS[-1], "lint", "--strict", str(chart), "-f", values)
     assert done.returncode == 0, done.stdout + done.stderr
