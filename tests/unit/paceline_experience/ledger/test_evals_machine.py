@@ -171,6 +171,6 @@ def test_results_are_right_in_any_history(redis_socket: str, worlds: Worlds) -> 
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=checks
+            max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=checks
         ),
     )
