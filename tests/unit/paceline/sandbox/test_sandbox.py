@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import statistics
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -197,6 +198,14 @@ async def test_a_killed_warm_process_takes_its_programs_along_and_is_replaced(
     _, alive = psutil.wait_procs(children, timeout=5.0)
     assert not alive
     assert (await run(sandbox, "print(2)")).stdout == b"2\n"
+
+
+async def test_doctor_tries_it() -> None:
+    command = (sys.executable, "-m", "paceline.cli", "doctor")
+    doctor = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    written, _ = await doctor.communicate()
+    assert doctor.returncode == 0
+    assert b"sandbox: level " in written
 
 
 async def test_it_is_quick(sandbox: Sandbox) -> None:
