@@ -1,11 +1,12 @@
 """Fixtures shared by all tests: a tiny model, a complete platform on this machine."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,20 @@ LlamaForCausalLM(config).save_pretrained(folder)
 """
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, which would walk again and again all that is imported.
+
+    Nor does it walk that while tests run.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_unconfigure() -> None:
     remove(OWN_FOLDER)
 
@@ -105,6 +120,12 @@ def of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of a run share."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what one process of a run makes and the others use."""
+    return of_the_run(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

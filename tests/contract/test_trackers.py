@@ -30,12 +30,18 @@ STEPS = [1, 2, 3, 4, 3, 4]
 
 
 @contextmanager
-def serving(command: Sequence[str | Path], ready: str, folder: Path) -> Generator[str]:
+def serving(
+    command: Sequence[str | Path], ready: str, folder: Path, **variables: str
+) -> Generator[str]:
     """Run a server on its own port; yields its address once `ready` answers."""
     log = folder / "server.log"
     with held_port() as port, log.open("wb") as out:
         server = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=out, stderr=out, start_new_session=True
+            [*command, "--port", str(port)],
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            env={**os.environ, **variables},
         )
         try:
             address = f"http://127.0.0.1:{port}"
@@ -178,7 +184,9 @@ def mlflow_server(tmp_path: Path) -> Iterator[str]:
         *("--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}"),
         *("--artifacts-destination", str(tmp_path / "artifacts")),
     ]
-    with serving(command, "/health", tmp_path) as address:
+    # Processes of its own for jobs that no tracker uses would import all of it once more.
+    jobs = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with serving(command, "/health", tmp_path, **jobs) as address:
         yield address
 
 

@@ -1,5 +1,6 @@
 """Fixtures that render the chart with helm."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from paceline.files import locked
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "paceline"
@@ -49,22 +52,30 @@ def helm(tools: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run
 
 
 @pytest.fixture(scope="session")
-def render(helm: Run) -> Callable[..., list[Object]]:
-    """Render the chart with a values file of `ci/` (`feature`) and `--set` arguments."""
-    known: dict[tuple[str, ...], str] = {}
+def render(helm: Run, shared_folder: Path) -> Callable[..., list[Object]]:
+    """Render the chart with a values file of `ci/` (`feature`) and `--set` arguments.
+
+    Each rendering is made once for all processes of a run.
+    """
+    folder = shared_folder / "renders"
+    folder.mkdir(exist_ok=True)
 
     def rendered(feature: str = "default", *sets: str, tool: str = "helm4") -> list[Object]:
         values = str(CHART / "ci" / f"{feature}-values.yaml")
         arguments = ["template", RELEASE, str(CHART), "-n", NAMESPACE, "-f", values]
         for one in sets:
             arguments += ["--set", one]
-        key = (tool, *arguments)
-        if key not in known:
-            done = helm(tool, *arguments)
-            assert done.returncode == 0, f"{feature} {sets}: {done.stderr}"
-            documents = yaml.load_all(done.stdout, yaml.CSafeLoader)
-            known[key] = json.dumps([document for document in documents if document])
-        return json.loads(known[key])
+        key = "\0".join([tool, *arguments]).encode()
+        path = folder / f"{hashlib.sha256(key).hexdigest()}.json"
+        with locked(path.with_suffix(".lock")):
+            if not path.exists():
+                done = helm(tool, *arguments)
+                assert done.returncode == 0, f"{feature} {sets}: {done.stderr}"
+                documents = yaml.load_all(done.stdout, yaml.CSafeLoader)
+                part = path.with_suffix(".part")
+                part.write_text(json.dumps([document for document in documents if document]))
+                part.rename(path)
+        return json.loads(path.read_text())
 
     return rendered
 

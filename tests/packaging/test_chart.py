@@ -43,9 +43,10 @@ def test_lint(tool: str, chart: Path, helm: Any) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("feature", FEATURES)
 def test_lint_of_a_feature(feature: str, chart: Path, helm: Any) -> None:
-    """By the newer helm: both render the same, as another test shows."""
+    """Of which other tests show that it renders, by both helms, what Kubernetes takes."""
     values = str(chart / "ci" / f"{feature}-values.yaml")
     done = helm(HELMS[-1], "lint", "--strict", str(chart), "-f", values)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -133,7 +134,7 @@ def test_names_fit_with_the_longest_release_name(helm: Any, chart: Path) -> None
 def test_every_value_is_documented(chart: Path) -> None:
     """Every value has a comment, or is explained by `defaults` or a neighbour."""
     readme = (chart / "README.md").read_text()
-    values = yaml.safe_load((chart / "values.yaml").read_text())
+    values = yaml.load((chart / "values.yaml").read_text(), yaml.CSafeLoader)
     explained = set(values["defaults"])
     missing = [
         path
@@ -171,4 +172,7 @@ def test_notes_show_the_next_command(chart: Path, helm: Any) -> None:
 def test_appversion_is_that_of_the_code(chart: Path) -> None:
     import paceline
 
-    assert yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"] == paceline.__version__
+    assert (
+        yaml.load((chart / "Chart.yaml").read_text(), yaml.CSafeLoader)["appVersion"]
+        == paceline.__version__
+    )

@@ -105,8 +105,11 @@ def release(
 
 
 @pytest.mark.parametrize("release", HELMS, indirect=True)
-def test_upgrade_and_rollback_keep_passwords_and_counts(release: Release) -> None:
+def test_upgrade_and_rollback_keep_passwords_and_counts_and_uninstall_leaves_nothing(
+    release: Release,
+) -> None:
     release.apply(PASSING, "install")
+    assert release.definitions() == ["trainingjobs.paceline.dev"]
     token = release.secret("rel-paceline-token")
     store = release.secret("rel-paceline-store")
     assert len(token["token"]) == 61
@@ -122,6 +125,13 @@ def test_upgrade_and_rollback_keep_passwords_and_counts(release: Release) -> Non
     assert (release.replicas("rel-paceline-gateway"), scaled(release)) == (2, 5)
     assert release.secret("rel-paceline-token") == token
     assert release.secret("rel-paceline-store") == store
+
+    issued = {"metadata": {"name": "rel-paceline-tls-gateway"}, "data": {"tls.key": "a2V5"}}
+    release.core.create_namespaced_secret(NAMESPACE, issued)
+    assert ("Deployment", "rel-paceline-gateway") in release.objects()
+    release.uninstall()
+    assert release.objects() == set()
+    assert release.definitions() == []
 
 
 def test_a_new_password_of_the_store_needs_one_key_and_survives_upgrades(release: Release) -> None:
@@ -151,18 +161,6 @@ def test_the_number_of_pods_stays_when_the_release_leaves_it_to_others(release: 
 
 def scaled(release: Release) -> int:
     return release.replicas("rel-paceline-environment")
-
-
-@pytest.mark.parametrize("release", HELMS, indirect=True)
-def test_uninstall_leaves_nothing(release: Release) -> None:
-    release.apply(PASSING, "install")
-    issued = {"metadata": {"name": "rel-paceline-tls-gateway"}, "data": {"tls.key": "a2V5"}}
-    release.core.create_namespaced_secret(NAMESPACE, issued)
-    assert ("Deployment", "rel-paceline-gateway") in release.objects()
-    assert release.definitions() == ["trainingjobs.paceline.dev"]
-    release.uninstall()
-    assert release.objects() == set()
-    assert release.definitions() == []
 
 
 def test_uninstall_keeps_what_is_to_be_kept(release: Release) -> None:

@@ -85,8 +85,8 @@ def test_is_refused(values: str, tool: str, helm: Any, chart: Path, tmp_path: Pa
 
 
 def test_every_key_of_the_values_is_in_the_schema_and_closed(chart: Path) -> None:
-    schema = yaml.safe_load((chart / "values.schema.json").read_text())
-    values = yaml.safe_load((chart / "values.yaml").read_text())
+    schema = yaml.load((chart / "values.schema.json").read_text(), yaml.CSafeLoader)
+    values = yaml.load((chart / "values.yaml").read_text(), yaml.CSafeLoader)
     assert set(values) == set(schema["properties"]) - {"global"}
     open_ones = {
         path for path, section in sections(schema) if "additionalProperties" not in section

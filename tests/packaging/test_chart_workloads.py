@@ -74,7 +74,7 @@ def test_services_have_the_names_and_ports_that_others_dial(render: Render) -> N
 )
 def test_names_begin_with_the_release(release: str, fullname: str, helm: Any, chart: Path) -> None:
     done = helm("helm3", "template", release, str(chart))
-    names = named([d for d in yaml.safe_load_all(done.stdout) if d], "Deployment")
+    names = named([d for d in yaml.load_all(done.stdout, yaml.CSafeLoader) if d], "Deployment")
     assert set(names) == {
         f"{fullname}-{part}"
         for part in ("gateway", "controller", "experience", "environment", "reward")

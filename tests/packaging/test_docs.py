@@ -75,7 +75,7 @@ def schema() -> dict[str, Any]:
 
 @cache
 def defaults() -> dict[str, Any]:
-    return yaml.safe_load((CHART / "values.yaml").read_text())
+    return yaml.load((CHART / "values.yaml").read_text(), yaml.CSafeLoader)
 
 
 def merged(below: Any, above: Any) -> Any:
@@ -104,7 +104,7 @@ def settings_of(command: str) -> list[tuple[str, Any]]:
 
 def value_of(text: str) -> Any:
     listed = NUMBER_OR_LIST.match(text)
-    return listed[1].split(",") if listed else yaml.safe_load(text)
+    return listed[1].split(",") if listed else yaml.load(text, yaml.CSafeLoader)
 
 
 def in_schema(dotted: str) -> bool:
@@ -145,7 +145,7 @@ def model_in(annotation: Any) -> Any:
 
 def value_blocks() -> list[tuple[str, dict[str, Any]]]:
     return [
-        (f"{ids(path)}-{number}", yaml.safe_load(body))
+        (f"{ids(path)}-{number}", yaml.load(body, yaml.CSafeLoader))
         for path in DOCS
         for number, body in enumerate(blocks(path, "yaml"))
         if body.startswith("# values.yaml")
@@ -286,13 +286,15 @@ def test_files_of_the_repository_in_commands_exist(path: Path) -> None:
 
 
 def test_the_object_and_the_file_of_the_first_job_are_the_same_job() -> None:
-    body = yaml.safe_load((ROOT / "examples" / "trainingjob.yaml").read_text())
+    body = yaml.load((ROOT / "examples" / "trainingjob.yaml").read_text(), yaml.CSafeLoader)
     assert (body["apiVersion"], body["kind"]) == ("paceline.dev/v1alpha1", "TrainingJob")
-    definition = yaml.safe_load((CHART / "files" / "trainingjob.yaml").read_text())
+    definition = yaml.load((CHART / "files" / "trainingjob.yaml").read_text(), yaml.CSafeLoader)
     (version,) = definition["spec"]["versions"]
     jsonschema.Draft4Validator(version["schema"]["openAPIV3Schema"]).validate(body)
     job = parse_job({**body["spec"], "name": body["metadata"]["name"]})
-    file = parse_job(yaml.safe_load((ROOT / "examples" / "arithmetic.yaml").read_text()))
+    file = parse_job(
+        yaml.load((ROOT / "examples" / "arithmetic.yaml").read_text(), yaml.CSafeLoader)
+    )
     path = f"/var/lib/paceline/{file.model.path}"
     assert job == file.model_copy(update={"model": file.model.model_copy(update={"path": path})})
 
@@ -307,7 +309,7 @@ def names(render: Callable[..., list[dict[str, Any]]]) -> set[str]:
         if body["metadata"]["name"].startswith("paceline")
     ]
     for path in (ROOT / "examples").glob("*-pod.yaml"):
-        made.append(yaml.safe_load(path.read_text()))
+        made.append(yaml.load(path.read_text(), yaml.CSafeLoader))
     found = {body["metadata"]["name"] for body in made}
     for body in made:
         if body["kind"] == "StatefulSet":

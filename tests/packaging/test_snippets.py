@@ -161,7 +161,7 @@ def test_data_can_be_parsed(block: Snippet) -> None:
 
 def chart_values(values: dict[str, Any]) -> None:
     """Check values of the chart; sections of which only a part is given have the chart's own."""
-    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    defaults = yaml.load((CHART / "values.yaml").read_text(), yaml.CSafeLoader)
     schema = json.loads((CHART / "values.schema.json").read_text())
     jsonschema.validate(merged(defaults, values), schema)
 
@@ -175,7 +175,7 @@ def merged(below: Any, above: Any) -> Any:
 def is_job(block: Snippet) -> bool:
     """Whether a block is a job file or a part of one; a first line may say what it is."""
     return not block.body.startswith(("# values", "# paceline up")) and (
-        {*yaml.safe_load(block.body)} <= {*JobSpec.model_fields}
+        {*yaml.load(block.body, yaml.CSafeLoader)} <= {*JobSpec.model_fields}
     )
 
 
@@ -185,7 +185,7 @@ def checked(language: str) -> list[Snippet]:
 
 @pytest.mark.parametrize("block", [b for b in checked("yaml") if not is_job(b)], ids=where)
 def test_settings_and_values_are_accepted(block: Snippet) -> None:
-    content = yaml.safe_load(block.body)
+    content = yaml.load(block.body, yaml.CSafeLoader)
     (first, *others) = content
     if first in SETTINGS and not others:
         SETTINGS[first].model_validate(content)
@@ -198,7 +198,7 @@ def in_lines(page: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for span in re.findall(r"`([^`\n]+)`", page.read_text()):
         match = re.fullmatch(r"([a-z_.]+): (.+)", span)
         if match and match[1].partition(".")[0] in JobSpec.model_fields:
-            value = yaml.safe_load(match[2])
+            value = yaml.load(match[2], yaml.CSafeLoader)
             for key in reversed(match[1].split(".")):
                 value = {key: value}
             yield f"{where(page)}: {span}", value
@@ -212,7 +212,9 @@ def problems_of(jobs: list[tuple[str, dict[str, Any]]], environment: dict[str, s
 
 
 def test_job_files_are_accepted(environment: dict[str, str]) -> None:
-    blocks = [(where(each) or "", yaml.safe_load(each.body)) for each in checked("yaml")]
+    blocks = [
+        (where(each) or "", yaml.load(each.body, yaml.CSafeLoader)) for each in checked("yaml")
+    ]
     jobs = [each for each, block in zip(blocks, checked("yaml"), strict=True) if is_job(block)]
     assert len(jobs) > 30
     assert problems_of(jobs, environment) == []
@@ -230,10 +232,9 @@ def test_fields_and_values_in_comparisons_are_accepted(environment: dict[str, st
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [page for page in PAGES if is_session(page)], ids=where)
-def test_pages_of_steps_can_be_followed(
-    page: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_pages_of_steps_can_be_followed(page: Path, forks: None, tmp_path: Path) -> None:
     """The model is a tiny one, the training small, and the commands are of this environment."""
+    environment = {**os.environ}  # in which services can be forked: no plug-ins of examples
     model = tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct"  # preferred to the hub
     said_by([sys.executable, "-c", LETTERS, str(model)], environment)
     programs = tmp_path / ".venv" / "bin"

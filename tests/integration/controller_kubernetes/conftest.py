@@ -91,7 +91,7 @@ def rules(*, jobset: bool = False) -> list[dict[str, Any]]:
         document = re.sub(block, "", document, flags=re.DOTALL)
     document = document.replace('{{ include "paceline.fullname" . }}', "rel-paceline")
     document = re.sub(r"^.*\{\{.*\}\}.*$", "", document, flags=re.M)
-    return yaml.safe_load(document)["rules"]
+    return yaml.load(document, yaml.CSafeLoader)["rules"]
 
 
 class Relay:
@@ -564,7 +564,9 @@ class World:
 
     def start(self, name: str = "ctl-0", **changes: Any) -> None:
         """Start a controller with the rights of the chart's ServiceAccount."""
-        kubeconfig = yaml.safe_load(self.server.kubeconfig_for(NAMESPACE, ACCOUNT).read_text())
+        kubeconfig = yaml.load(
+            self.server.kubeconfig_for(NAMESPACE, ACCOUNT).read_text(), yaml.CSafeLoader
+        )
         kubeconfig["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{self.relay.port}"
         path = self.folder / f"{name}-kubeconfig.yaml"
         path.write_text(yaml.safe_dump(kubeconfig))
@@ -632,7 +634,7 @@ class World:
         """Change the image in pod templates, atomically as in a mounted ConfigMap."""
         for name in templates:
             path = self.folder / "templates" / f"{name}.yaml"
-            template = yaml.safe_load(path.read_text())
+            template = yaml.load(path.read_text(), yaml.CSafeLoader)
             template["spec"]["containers"][0]["image"] = "paceline/worker:2"
             fresh = path.with_suffix(".new")
             fresh.write_text(yaml.safe_dump(template))
@@ -714,7 +716,7 @@ def install(world: World) -> None:
     """Create the chart's objects that the controller uses."""
     cluster = world.cluster
     cluster.create("Namespace", NAMESPACE)
-    definition = yaml.safe_load((CHART / "files" / "trainingjob.yaml").read_text())
+    definition = yaml.load((CHART / "files" / "trainingjob.yaml").read_text(), yaml.CSafeLoader)
     cluster.of("CustomResourceDefinition").create(body=definition)
     cluster.create("ServiceAccount", ACCOUNT)
     cluster.create("Role", ACCOUNT, rules=rules())

@@ -47,7 +47,9 @@ def box(answer: str) -> str:
 
 ENTRIES = [
     Entry(**{name: value for name, value in entry.items() if name != "from"})
-    for entry in yaml.safe_load((Path(__file__).parent / "data/math_pairs.yaml").read_text())
+    for entry in yaml.load(
+        (Path(__file__).parent / "data/math_pairs.yaml").read_text(), yaml.CSafeLoader
+    )
 ]
 
 

@@ -28,8 +28,10 @@ IMPORTED = [
 
 def main() -> None:
     """Run commands until standard input ends; a fork returns into its program."""
+    gc.disable()  # what is imported stays
     for module in IMPORTED:
         importlib.import_module(module)
+    gc.enable()
     gc.freeze()  # else every fork would walk, and so copy, all that was imported
     for line in sys.stdin:
         command = json.loads(line)

@@ -9,12 +9,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from paceline.config.packages import PackageSettings
 from paceline.errors import UnavailableError
+
+if TYPE_CHECKING:
+    # Each process that fetches or unpacks would import all kinds of plug-ins with it.
+    from paceline.config.packages import PackageSettings
 
 PYPI = "https://pypi.org/simple"
 _SECTIONS = ("global", "install")  # the later one wins, and variables win over both

@@ -62,7 +62,7 @@ class Objects:
             ApiException: the server rejected one; the earlier ones are applied.
         """
         if isinstance(documents, str):
-            documents = [one for one in yaml.safe_load_all(documents) if one]
+            documents = [one for one in yaml.load_all(documents, yaml.CSafeLoader) if one]
         return [self._apply(document) for document in documents]
 
     def get(self, kind: str, name: str, *, namespace: str = "") -> Object | None:

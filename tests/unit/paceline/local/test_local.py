@@ -16,8 +16,8 @@ import psutil
 import pytest
 from redis import Redis
 
-from paceline.config.load import load_settings, validate
-from paceline.config.service import ExperienceOptions
+from paceline.config.load import load, load_settings, validate
+from paceline.config.service import ExperienceOptions, LimitsFile
 from paceline.enums import WorkerKind
 from paceline.errors import StateError, StoreError, UnavailableError
 from paceline.files import lock_for_life
@@ -174,20 +174,6 @@ BASE = {"gateway", "experience", "controller"}
 ALL = {*BASE, "environment-0", "reward-0"}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_all_services_start_survive_kills_and_stop(tmp_path: Path) -> None:
-    with Local(tmp_path, http_port=0) as local:
-        first = wait_for(local.run_dir, ALL)
-        for name in sorted(BASE):
-            os.kill(first[name], signal.SIGKILL)
-            second = wait_for(local.run_dir, ALL, without=first[name])
-            kept = ALL - {name}
-            assert {n: second[n] for n in kept} == {n: first[n] for n in kept}
-            first = second
-    assert processes_of(local.run_dir) == {}
-
-
 def check_defaults(folder: Path) -> None:
     """Without options jobs name no functions and read no folders, and callers need keys."""
     found = {path.stem: load_settings(path) for path in folder.glob("*.yaml")}
@@ -201,37 +187,35 @@ def check_defaults(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_supervisor_is_succeeded(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(tmp_path), "--port=0"]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def test_services_start_with_their_limits_and_survive_kills_of_their_supervisor_and_of_each_other(
+    tmp_path: Path,
+) -> None:
+    path, run_dir = tmp_path / "limits.yaml", tmp_path / "run"
+    path.write_text("limits: {tenant: {submitted: 3}, reason_bytes: 512}\n")
+    command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(run_dir), "--port=0"]
+    first = subprocess.Popen(
+        [*command, "--limits", str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     try:
-        before = wait_for(tmp_path, ALL)
+        before = wait_for(run_dir, ALL)
         assert first.stdout is not None
         assert b"serving at" in first.stdout.readline()
-        check_defaults(tmp_path / "settings")
+        check_defaults(run_dir / "settings")
+        for name in before:
+            limits = load_settings(run_dir / "settings" / f"{name}.yaml").limits
+            assert (limits.tenant.submitted, limits.reason_bytes) == (3, 512)
     finally:
         first.kill()
         first.wait()
-    with Local(tmp_path, http_port=0):
-        assert wait_for(tmp_path, ALL) == before
-    assert processes_of(tmp_path) == {}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_limits_from_a_file_reach_every_process(tmp_path: Path) -> None:
-    path = tmp_path / "limits.yaml"
-    path.write_text("limits: {tenant: {submitted: 3}, reason_bytes: 512}\n")
-    run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(run_dir), "--port=0"]
-    served = subprocess.Popen([*command, "--limits", str(path)])
-    try:
-        for name in wait_for(run_dir, ALL):
-            told = load_settings(run_dir / "settings" / f"{name}.yaml").limits
-            assert (told.tenant.submitted, told.reason_bytes) == (3, 512)
-    finally:
-        served.terminate()
-        served.wait(PATIENCE_S)
+    with Local(run_dir, http_port=0, limits=load(LimitsFile, path).limits) as local:
+        assert wait_for(run_dir, ALL) == before
+        for name in sorted(BASE):
+            os.kill(before[name], signal.SIGKILL)
+            after = wait_for(local.run_dir, ALL, without=before[name])
+            kept = ALL - {name}
+            assert {n: after[n] for n in kept} == {n: before[n] for n in kept}
+            before = after
+    assert processes_of(run_dir) == {}
 
 
 def refusal_of(run_dir: Path, name: str, method: str) -> grpc.StatusCode:

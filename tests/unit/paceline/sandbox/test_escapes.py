@@ -14,12 +14,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from paceline.plugins import ProgramLimits
 from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
 
-pytestmark = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
+pytestmark = [
+    pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 SECRET = "the-token-of-the-service"
 SHARED = Path("/dev/shm")
 # Notes SIGURG, which everybody else ignores.
@@ -141,18 +145,19 @@ HELD = {
 }
 
 
-@pytest.fixture(params=HELD)
+@pytest.fixture(scope="module", params=HELD)
 def held(request: pytest.FixtureRequest) -> tuple[int, ProgramLimits]:
     return HELD[request.param]
 
 
-@pytest.fixture
-async def sandbox(
-    held: tuple[int, ProgramLimits], monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Sandbox]:
-    monkeypatch.setenv("TOKEN", SECRET)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandbox(held: tuple[int, ProgramLimits]) -> AsyncIterator[Sandbox]:
+    """One for all attacks: what one does to the warm process, the next one would notice."""
     made = Sandbox(highest=held[0])
-    if (level := await made.level()).number < held[0]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TOKEN", SECRET)
+        level = await made.level()
+    if level.number < held[0]:
         pytest.skip(f"level {held[0]} does not hold here: {level.why}")
     yield made
     await made.close()

@@ -6,14 +6,15 @@ import asyncio
 import os
 import signal
 import statistics
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 
-from paceline.cli.entry import main
 from paceline.errors import UnavailableError
 from paceline.plugins import ProgramEnding, ProgramLimits, ProgramOutcome
 from paceline.sandbox import landlock
@@ -22,11 +23,14 @@ from paceline.sandbox.zygote import MAX_THREADS
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import warm_process
 
-pytestmark = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
+pytestmark = [
+    pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 LIMITS = ProgramLimits(time_s=20.0)
 
 
-@pytest.fixture(params=[2, 3])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[2, 3])
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     made = Sandbox(highest=request.param)
     if (level := await made.level()).number < request.param:
@@ -196,9 +200,12 @@ async def test_a_killed_warm_process_takes_its_programs_along_and_is_replaced(
     assert (await run(sandbox, "print(2)")).stdout == b"2\n"
 
 
-def test_doctor_tries_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) == 0
-    assert "sandbox: level " in capsys.readouterr().out
+async def test_doctor_tries_it() -> None:
+    command = (sys.executable, "-m", "paceline.cli", "doctor")
+    doctor = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    written, _ = await doctor.communicate()
+    assert doctor.returncode == 0
+    assert b"sandbox: level " in written
 
 
 async def test_it_is_quick(sandbox: Sandbox) -> None:

@@ -134,7 +134,7 @@ class Installation:
 async def installation(tmp_path: Path) -> AsyncIterator[Installation]:
     with ApiServer(folder=tmp_path / "api") as server:
         settings = await configuration(server.kubeconfig)
-        crd = yaml.safe_load((CHART / "files" / "trainingjob.yaml").read_text())
+        crd = yaml.load((CHART / "files" / "trainingjob.yaml").read_text(), yaml.CSafeLoader)
         admin = kubernetes.config.new_client_from_config(str(server.kubeconfig))
         kubernetes.client.ApiextensionsV1Api(admin).create_custom_resource_definition(crd)
         objects, clock = KubernetesClient(settings, namespace="default"), FakeClock()

@@ -160,7 +160,10 @@ class EvalsMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(600)
-def test_results_are_right_in_any_history(redis_socket: str, worlds: Worlds) -> None:
+@pytest.mark.parametrize("histories", [15, pytest.param(100, marks=pytest.mark.extended)])
+def test_results_are_right_in_any_history(
+    redis_socket: str, worlds: Worlds, histories: int
+) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
     class Machine(EvalsMachine):
@@ -170,6 +173,9 @@ def test_results_are_right_in_any_history(redis_socket: str, worlds: Worlds) -> 
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=checks
+            max_examples=histories,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=checks,
         ),
     )

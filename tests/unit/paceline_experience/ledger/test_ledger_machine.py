@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Lease = tuple[Assignment, int]  # an assignment and a place in it
 B, S, G = 2, 1, 3
-STEPS = int(os.environ.get("PACELINE_LEDGER_STEPS", "2000"))
+STEPS = int(os.environ.get("PACELINE_LEDGER_STEPS", "1000"))
 LENGTH, MEAN_LENGTH = 50, 35  # of a history at most, and of most of them at least
 COUNTED = "steps checked: "  # the benchmark reads it
 POOL = {"per_task": 3, "pool_bytes": 4 << 10}  # about six episodes

@@ -270,7 +270,7 @@ async def _read(request: web.Request, decoder: protobuf.Decoder) -> Any:
         raise errors.unsupported(request.content_type)
     try:
         if "yaml" in request.content_type:
-            return yaml.safe_load(raw)
+            return yaml.load(raw, yaml.CSafeLoader)
         return json.loads(raw)
     except (ValueError, yaml.YAMLError) as error:
         raise errors.bad_request(f"cannot read the body: {error}") from error
