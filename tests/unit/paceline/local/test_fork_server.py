@@ -254,13 +254,8 @@ def shared(
     folder = Path(tempfile.mkdtemp(dir="/tmp"))  # paths of sockets are short
     path, output = str(folder / "forks"), tmp_path / "shared.out"
     environment = {**os.environ, **ENVIRONMENT}
-    (tmp_path / "sets_a_variable.py").write_text("import os; os.environ['GRPC_OF_IMPORT'] = '0'")
     server = launch_shared(
-        ["json", "sets_a_variable"],
-        path=path,
-        output=output,
-        environment=environment,
-        owner=os.getpid(),
+        ["json"], path=path, output=output, environment=environment, owner=os.getpid()
     )
     monkeypatch.setenv(SHARED, path)
     yield psutil.Process(server.pid)
