@@ -57,7 +57,11 @@ def problems(tensors: dict[str, tuple[str, list[int]]], **changes: Any) -> list[
 
 
 def without(*names: str) -> Callable[[Doc], None]:
-    return lambda tensors: [tensors.pop(name) for name in names] and None
+    def change(tensors: Doc) -> None:
+        for name in names:
+            del tensors[name]
+
+    return change
 
 
 def put(name: str, dtype: str = "BF16", *shape: int) -> Callable[[Doc], None]:
