@@ -82,7 +82,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         experience(advantage={"kind": "grpo", "epsilon": 1}),
-        "experience.advantage.epsilon: unknown option of 'grpo'; allowed: eps",
+        "experience.advantage.epsilon: unknown option of 'grpo'; allowed: deviation, eps",
     ),
     (
         {"tasks": {"environment": "arithmetic", "options": {"digits": 90}}},
