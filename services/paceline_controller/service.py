@@ -53,6 +53,7 @@ class ControllerService(Service):
             ports=PortSlots(run_dir / "ports.json"),
             beat=self._beat,
             child_grace_s=child_grace_s,
+            load_timeout_s=options.load_timeout_s,
             weights_mbit_per_s=options.weights_mbit_per_s,
             pools=options.pools,
             worlds=options.worlds,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,9 @@ from paceline_controller.jobs.plan import Wanted, replicas_of
 from paceline_controller.runtimes.base import ONLY_RANK, CredentialIssuer, Observed
 
 HEALTH_TIMEOUT_S = 1.0
+PROBE_TIMEOUT_S = 1.0
 STALE_S = 60.0
+LOAD_TIMEOUT_S = 3600.0
 _HAVE_WEIGHTS = {WorkerKind.ROLLOUT, WorkerKind.TRAINER}
 PRELOADED = (
     "paceline_trainer.service",
@@ -55,6 +60,7 @@ class ProcessRuntime:
         beat: Path,
         child_grace_s: float,
         stale_s: float = STALE_S,
+        load_timeout_s: float = LOAD_TIMEOUT_S,
         weights_mbit_per_s: float | None = None,
         pools: Mapping[str, PoolOptions] | None = None,
         worlds: Mapping[str, Mapping[str, Any]] | None = None,
@@ -62,7 +68,10 @@ class ProcessRuntime:
         command: Command | None = None,
         preloaded: Sequence[str] = (),
     ) -> None:
-        """`preloaded`: modules that trainers and rollout workers find imported."""
+        """`preloaded`: modules that trainers and rollout workers find imported.
+
+        `load_timeout_s`: for so long a process that answers its liveness probe may get ready.
+        """
         self._settings = settings
         self._credentials = credentials
         self._weights_mbit_per_s = weights_mbit_per_s
@@ -75,6 +84,8 @@ class ProcessRuntime:
         self._beat = beat.resolve()
         self._child_grace_s = child_grace_s
         self._stale_s = stale_s
+        self._load_timeout_s = load_timeout_s
+        self._ready = set[str]()  # processes that have been
         self._command = command or self.command_of
         self._processes = Processes(
             folder=self._run_dir / "processes",
@@ -95,7 +106,9 @@ class ProcessRuntime:
 
     async def list(self) -> list[Observed]:
         """Everything that was started and not stopped since."""
-        return [self._observed(record) for record in self._processes.records()]
+        records = self._processes.records()
+        loads = await asyncio.gather(*map(self._loads, records))
+        return [self._observed(*each) for each in zip(records, loads, strict=True)]
 
     async def start(self, wanted: Wanted, *, incarnation: int) -> None:
         """Write its settings and, for a worker of a job, its credential, and start it.
@@ -134,7 +147,10 @@ class ProcessRuntime:
                 reply = await call(check, request, timeout_s=HEALTH_TIMEOUT_S)
             except PacelineError:
                 return False
-        return reply.status == health_pb2.HealthCheckResponse.SERVING
+        serving = reply.status == health_pb2.HealthCheckResponse.SERVING
+        if serving:
+            self._ready.add(name)
+        return serving
 
     async def last_words(self, name: str) -> str:
         """Its last error and the last lines of its output."""
@@ -171,12 +187,20 @@ class ProcessRuntime:
         keys = "" if self._keys is None else self._keys.digest()
         return {"experience": self._settings.experience, "keys": keys}
 
-    def _observed(self, record: Record) -> Observed:
+    async def _loads(self, record: Record) -> bool:
+        """Whether it is alive but has never been ready: large models load for minutes."""
+        age_s = time.time() - record.created
+        if record.name in self._ready or age_s > self._load_timeout_s or not record.pid:
+            return False
+        return await asyncio.to_thread(_is_live, record.labels.get("metrics", ""))
+
+    def _observed(self, record: Record, pending: bool) -> Observed:
         return Observed(
             name=record.name,
             job_id=record.labels.get("job", ""),
             alive=self._processes.alive(record.name),
             outdated=any(record.labels.get(k, "") != v for k, v in self._labels().items()),
+            pending=pending,
         )
 
     def _start(self, wanted: Wanted, settings: ServiceSettings, path: Path) -> None:
@@ -193,6 +217,7 @@ class ProcessRuntime:
         command = self._command(wanted, path)
         alone = wanted.kind is WorkerKind.TRAINER and not _by_torchrun(wanted)
         environment = ONLY_RANK if alone else {}
+        self._ready.discard(wanted.name)
         self._processes.start(
             wanted.name,
             command,
@@ -262,6 +287,18 @@ class ProcessRuntime:
             *("--max-restarts", "0"),
         ]
         return [sys.executable, "-P", *torchrun, *module]
+
+
+def _is_live(address: str) -> bool:
+    """Whether the process whose metrics are at host:port passes its liveness probe."""
+    probe = HTTPConnection(address, timeout=PROBE_TIMEOUT_S)
+    try:
+        probe.request("GET", "/livez")
+        return probe.getresponse().status == HTTPStatus.OK
+    except (OSError, HTTPException):
+        return False
+    finally:
+        probe.close()
 
 
 def _by_torchrun(wanted: Wanted) -> bool:

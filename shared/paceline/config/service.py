@@ -274,7 +274,9 @@ class ControllerOptions(StrictModel):
     reward_replicas: int = Field(default=1, ge=1)
     period_s: float = Field(default=0.5, gt=0)
     start_timeout_s: float = Field(default=120.0, gt=0)
-    """Time for a started process to answer its health check."""
+    """Time for a started process to answer its liveness probe, and later its health check."""
+    load_timeout_s: float = Field(default=3600.0, gt=0)
+    """Process runtime: time for a process that is alive to get ready, as one that loads a model."""
     max_restart_backoff_s: float = Field(default=15.0, gt=0)
     """Upper bound of the exponential restart backoff."""
     give_up_after: int = Field(default=10, ge=1)

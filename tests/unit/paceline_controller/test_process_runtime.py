@@ -15,7 +15,7 @@ from paceline.enums import WorkerKind
 from paceline.local.ports import PortSlots
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.reconciler import Reconciler
-from paceline_controller.runtimes.process import ProcessRuntime
+from paceline_controller.runtimes.process import LOAD_TIMEOUT_S, ProcessRuntime
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import MadeUpCredentials, MemoryLedger
 
@@ -39,7 +39,13 @@ async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = PATIENC
         await asyncio.sleep(0.05)
 
 
-def make(run_dir: Path, *, stale_s: float = 60.0, experience: str = "x:1") -> ProcessRuntime:
+def make(
+    run_dir: Path,
+    *,
+    stale_s: float = 60.0,
+    load_timeout_s: float = LOAD_TIMEOUT_S,
+    experience: str = "x:1",
+) -> ProcessRuntime:
     (run_dir / "service.py").write_text(SERVICE)
     settings = ServiceSettings(
         kind=WorkerKind.CONTROLLER,
@@ -61,6 +67,7 @@ def make(run_dir: Path, *, stale_s: float = 60.0, experience: str = "x:1") -> Pr
         beat=beat,
         child_grace_s=60.0,
         stale_s=stale_s,
+        load_timeout_s=load_timeout_s,
         command=command,
     )
 
@@ -156,6 +163,39 @@ async def test_kill_9_leads_to_a_restart(runtime: ProcessRuntime, tmp_path: Path
     task.cancel()
     await reconciler.stop_all()
     assert await pid_of(tmp_path) == 0
+
+
+LOADS = """
+import asyncio, pathlib, sys
+from paceline.server.chassis import Chassis, Service, main
+
+async def build(chassis: Chassis) -> Service:
+    while not pathlib.Path(__file__).with_name("loaded").exists():
+        await asyncio.sleep(0.05)
+    return Service()
+
+sys.exit(main(build))
+"""
+
+
+async def test_a_process_that_loads_is_pending_until_it_is_ready_or_its_time_is_over(
+    runtime: ProcessRuntime, tmp_path: Path
+) -> None:
+    """So that it does not count as hanging, however long its model takes."""
+    (tmp_path / "service.py").write_text(LOADS)
+    await runtime.start(REWARD, incarnation=0)
+
+    async def is_pending(of: ProcessRuntime = runtime) -> bool:
+        return (await of.list())[0].pending
+
+    await until(is_pending)
+    assert not await is_ready(runtime)
+    assert await is_pending(make(tmp_path))  # to another controller too
+    assert not await is_pending(make(tmp_path, load_timeout_s=0.001))
+    (tmp_path / "service.py").write_text(LOADS)  # which `make` has replaced
+    (tmp_path / "loaded").touch()
+    await until(lambda: is_ready(runtime))
+    assert not await is_pending()
 
 
 async def test_another_controller_adopts(runtime: ProcessRuntime, tmp_path: Path) -> None:
