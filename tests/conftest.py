@@ -206,6 +206,22 @@ class Platform:
             assert time.monotonic() < deadline, f"no process {name}"
             time.sleep(0.02)
 
+    def pids(self, kind: str = "", job_id: str = "") -> dict[str, int]:
+        """Process ids by name: of all that are there now, and of this kind and job if given.
+
+        One that is being started is waited for, and one that goes meanwhile is left out.
+        """
+        found: dict[str, int] = {}
+        for name in self.names():
+            if not name.startswith(kind) or job_id not in name:
+                continue
+            path = self.run_dir / "processes" / f"{name}.json"
+            while (content := read_json(path)) is not None and not content["pid"]:
+                time.sleep(0.02)
+            if content is not None:
+                found[name] = int(content["pid"])
+        return found
+
     def names(self) -> list[str]:
         """Names of all started processes."""
         return sorted(path.stem for path in (self.run_dir / "processes").glob("*.json"))

@@ -155,10 +155,9 @@ def test_a_synchronous_job_goes_on_after_versions_that_no_engine_accepts(
 
 def test_it_listens_on_loopback_only(platform: Any) -> None:
     listening: set[str] = set()
-    for name in platform.names():
+    for pid in platform.pids().values():
         with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(platform.pid_of(name))
-            found = process.net_connections("inet")
+            found = psutil.Process(pid).net_connections("inet")
             listening |= {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
     assert listening
     assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}

@@ -60,8 +60,7 @@ def test_waves_and_recalls_survive_kills(
 
         def running(kind: str) -> list[psutil.Process]:
             own = job_id if kind in {"rollout", "trainer"} else ""
-            names = [name for name in platform.names() if name.startswith(kind) and own in name]
-            pids = [platform.pid_of(name) for name in names]
+            pids = platform.pids(kind, own).values()
             return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
         def reached(step: int) -> bool:

@@ -166,8 +166,10 @@ def test_nothing_of_a_cancelled_job_goes_on(
     platform: Any, job: dict[str, Any], until: Callable[..., None]
 ) -> None:
     def sealed() -> list[psutil.Process]:
-        workers = [n for n in platform.names() if n.startswith(("environment", "reward"))]
-        zygotes = [psutil.Process(platform.pid_of(each)).children() for each in workers]
+        workers = [
+            pid for kind in ("environment", "reward") for pid in platform.pids(kind).values()
+        ]
+        zygotes = [psutil.Process(pid).children() for pid in workers]
         return [child for each in zygotes for zygote in each for child in zygote.children()]
 
     with platform.client() as client:
@@ -193,8 +195,8 @@ def test_nothing_of_a_job_outlives_its_workers(
         job_id = client.submit(job | {"stop": {"steps": 1000}}).status.job_id
         until(lambda: client.get(job_id).status.step >= 1, "no step", PATIENCE_S)
         for kind in ("environment", "reward"):
-            (name,) = [each for each in platform.names() if each.startswith(kind)]
-            worker = psutil.Process(platform.pid_of(name))
+            (pid,) = platform.pids(kind).values()
+            worker = psutil.Process(pid)
             # One that was at work for a worker that was killed has ended with it.
             has_sealed = partial(_has_descendants, worker, 2)
             until(has_sealed, f"{kind} has no sealed process")

@@ -46,13 +46,11 @@ def servers(platform: Any, job_id: str) -> Iterator[tuple[int, psutil.Process]]:
 
     The HTTP process of a server is the child of its guard.
     """
-    for name in platform.names():
-        if name.startswith("rollout") and job_id in name:
-            worker = platform.pid_of(name)
-            with suppress(psutil.NoSuchProcess):
-                for process in psutil.Process(worker).children(recursive=True):
-                    if any(part.endswith("guard.py") for part in process.cmdline()):
-                        yield from ((worker, server) for server in process.children()[:1])
+    for worker in platform.pids("rollout", job_id).values():
+        with suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(worker).children(recursive=True):
+                if any(part.endswith("guard.py") for part in process.cmdline()):
+                    yield from ((worker, server) for server in process.children()[:1])
 
 
 def in_mid_episode(server: psutil.Process) -> bool:

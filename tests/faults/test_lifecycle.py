@@ -23,10 +23,9 @@ def test_a_job_is_paused_resumed_and_deleted_whatever_is_killed(
 
         def kill(kind: str) -> None:
             own = job_id if kind in {"rollout", "trainer"} else ""
-            for name in platform.names():
-                if name.startswith(kind) and own in name:
-                    with suppress(psutil.NoSuchProcess):
-                        psutil.Process(platform.pid_of(name)).kill()
+            for pid in platform.pids(kind, own).values():
+                with suppress(psutil.NoSuchProcess):
+                    psutil.Process(pid).kill()
 
         def asks(call: Callable[..., Any], *allowed: type[Exception]) -> None:
             """Ask until somebody has heard it."""

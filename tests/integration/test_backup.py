@@ -89,7 +89,7 @@ def test_a_job_resumes_from_a_backup_with_a_clean_audit(
 
 def lose(platform: Any) -> None:
     """Kill everything, as if the machine were gone."""
-    heads = [psutil.Process(platform.pid_of(name)) for name in platform.names()]
+    heads = [psutil.Process(pid) for pid in platform.pids().values()]
     family = [platform.up, *heads, *(child for head in heads for child in head.children(True))]
     for process in family:
         with suppress(psutil.NoSuchProcess):  # some end with those that have started them
