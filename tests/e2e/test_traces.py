@@ -92,8 +92,8 @@ def traced(
         with platform.client() as client:
             job_id = client.submit(job).status.job_id
             until(lambda: client.get(job_id).status.step >= 3, "no progress", PATIENCE_S)
-            victim = next(iter(platform.pids("rollout").values()))
-            die_amid_answers(victim, collector, gate)
+            victim, pid = next(iter(platform.pids("rollout").items()))
+            die_amid_answers(pid, collector, gate)
             status = client.wait(job_id, timeout_s=PATIENCE_S).status
             assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
             page = client.list_trajectories(job_id, page_size=20)
