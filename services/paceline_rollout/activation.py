@@ -42,6 +42,11 @@ class Swap:
     back: bool = False  # to an older version than the active one
     done: Future[None] = field(default_factory=Future[None])
 
+    @classmethod
+    def back_to(cls, snapshot: Any) -> Swap:
+        """To older weights: requests that run with refused ones are computed anew."""
+        return cls(snapshot, Activation.INTERRUPT, back=True)
+
     def __post_init__(self) -> None:
         self.done.set_running_or_notify_cancel()
 

@@ -71,14 +71,8 @@ def discard_drafts(folder: Path) -> None:
     """Remove what writers on this machine that were killed have left in a folder."""
     for draft in folder.glob(".*.*"):
         writer = draft.suffix.removeprefix(".")
-        if not writer.isdecimal():
-            continue
-        try:
-            os.kill(int(writer), 0)
-        except ProcessLookupError:
+        if writer.isdecimal() and not _runs(int(writer)):
             draft.unlink(missing_ok=True)
-        except OSError:  # another user's
-            continue
 
 
 def sync(path: Path) -> None:
@@ -126,6 +120,16 @@ def _secret_draft(path: Path, secret: str) -> Path:
         handle.flush()
         os.fsync(handle.fileno())
     return draft
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def _draft(path: Path) -> Path:

@@ -191,7 +191,7 @@ class SimulatedEngine:
 
     async def roll_back(self, snapshot: Any) -> None:
         """Swap to older weights; running requests are computed anew."""
-        await self._load(Swap(snapshot, Activation.INTERRUPT, back=True))
+        await self._load(Swap.back_to(snapshot))
 
     async def _load(self, swap: Swap) -> None:
         self._gate.propose(swap)

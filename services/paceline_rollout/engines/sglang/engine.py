@@ -134,7 +134,7 @@ class SglangEngine:
         Raises:
             StateError: a newer version is on its way.
         """
-        await self._load(Swap(snapshot, Activation.INTERRUPT, back=True))
+        await self._load(Swap.back_to(snapshot))
 
     async def _load(self, swap: Swap) -> None:
         if self._layout is None:

@@ -18,7 +18,7 @@ import torch
 from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.plugins import EngineOutput, EngineRequest, EngineStatus
 from paceline.telemetry.logs import Log
-from paceline_rollout.activation import Activation, Swap, parse_activation
+from paceline_rollout.activation import Swap, parse_activation
 from paceline_rollout.engines.base import OutputQueue, decoder
 from paceline_rollout.engines.torch.model import TorchModel
 from paceline_rollout.engines.torch.scheduler import Scheduler
@@ -128,7 +128,7 @@ class TorchEngine:
         Raises:
             StateError: a newer version is on its way.
         """
-        await self._load(Swap(snapshot, Activation.INTERRUPT, back=True))
+        await self._load(Swap.back_to(snapshot))
 
     async def _load(self, swap: Swap) -> None:
         self._enqueue(partial(self._started_scheduler.expect, swap))
