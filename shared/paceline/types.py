@@ -228,6 +228,7 @@ class WorkerPhase:
     done: float = 0.0  # grows while the phase lasts; bytes, micro-batches or episodes
     total: float = 0.0  # 0: unknown
     job_id: str = ""  # in shared workers; empty: the worker's own
+    longest_s: float = 0.0  # that such a phase has lasted lately in this process; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,8 +75,9 @@ class _Mark:
     def limit_s(self) -> float:
         """How long its phase may stand."""
         most_s = LIMITS_S.get(Phase(self.phase.name), USUAL_LIMIT_S)
-        longest_s = max(self.lately_s.get(self.phase.name, ()), default=None)
-        return most_s if longest_s is None else min(most_s, max(LEAST_S, SLACK * longest_s))
+        seen_s = self.lately_s.get(self.phase.name, ())
+        longest_s = max([*seen_s, self.phase.longest_s])
+        return min(most_s, max(LEAST_S, SLACK * longest_s)) if longest_s else most_s
 
 
 class WorkerPhases:

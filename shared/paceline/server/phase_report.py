@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 from paceline.enums import Phase
 from paceline.types import WorkerPhase
 
+LATELY = 8
+"""Phases of a kind whose longest is reported: the first step compiles, and is no measure for long."""
+
 
 class PhaseReport:
-    """Written by the thread that works, read by the event loop: each value is replaced whole."""
+    """Written by the thread that works, read by the event loop: each value is replaced whole.
 
-    def __init__(self, phase: Phase) -> None:
+    Most phases are shorter than the time between two heartbeats, so how long they take is measured
+    here.
+    """
+
+    def __init__(self, phase: Phase, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = WorkerPhase(phase)
+        self._clock = clock
+        self._since_s = clock()
+        self._lately_s: dict[str, deque[float]] = {}
 
     def enter(self, phase: Phase, *, number: int = -1, total: float = 0.0) -> None:
         """A phase begins; `number` is that of the version or step that it is for."""
-        self.now = WorkerPhase(phase, number, total=total)
+        now_s = self._clock()
+        ended_s = self._lately_s.setdefault(self.now.name, deque(maxlen=LATELY))
+        ended_s.append(now_s - self._since_s)
+        longest_s = max(self._lately_s.get(phase, ()), default=0.0)
+        self._since_s = now_s
+        self.now = WorkerPhase(phase, number, total=total, longest_s=longest_s)
 
     def reached(self, done: float, total: float = 0.0) -> None:
         """The phase has come so far; a `total` of 0 leaves the one before."""

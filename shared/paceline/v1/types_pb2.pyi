@@ -807,6 +807,7 @@ class WorkerPhase(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
+    LONGEST_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     number: _builtins.int
     """of the version or step that it is for; -1: none"""
@@ -816,6 +817,8 @@ class WorkerPhase(_message.Message):
     """0: unknown"""
     job_id: _builtins.str
     """in shared workers; empty: the worker's own"""
+    longest_s: _builtins.float
+    """that such a phase has lasted lately in this process; 0: unknown"""
     def __init__(
         self,
         *,
@@ -824,10 +827,11 @@ class WorkerPhase(_message.Message):
         done: _builtins.float = ...,
         total: _builtins.float = ...,
         job_id: _builtins.str = ...,
+        longest_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "job_id", b"job_id", "name", b"name", "number", b"number", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "job_id", b"job_id", "longest_s", b"longest_s", "name", b"name", "number", b"number", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -493,6 +493,18 @@ async def test_a_first_step_that_compiles_says_nothing_about_the_others() -> Non
     assert await watched.after(2 * SLACK * LOOK_EVERY_S) != ""
 
 
+@pytest.mark.parametrize(("longest_s", "limit_s"), [(0.01, LEAST_S), (20.0, SLACK * 20.0)])
+async def test_a_step_that_hangs_after_some_too_short_to_be_seen_is_named(
+    longest_s: float, limit_s: float
+) -> None:
+    watched = Watched()
+    phase = WorkerPhase(Phase.STEPPING, 9, longest_s=longest_s)
+    Case(WorkerKind.TRAINER, Phase.STEPPING, 3).put(watched.source, 0)
+    watched.source.put(at(WorkerKind.TRAINER, phase, version=3))
+    assert await watched.after(limit_s - LOOK_EVERY_S) == ""
+    assert "trainer-0 is training step 9" in await watched.after(3 * LOOK_EVERY_S)
+
+
 async def test_a_long_first_phase_is_left_alone() -> None:
     watched = Watched()
     case = Case(WorkerKind.TRAINER, Phase.STEPPING, 3)
