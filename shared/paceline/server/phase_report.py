@@ -11,7 +11,7 @@ from paceline.enums import Phase
 from paceline.types import WorkerPhase
 
 LATELY = 8
-"""Phases of a kind whose longest is reported: the first step compiles, and is no measure for long."""
+"""Phases of a kind whose longest is reported: the first step compiles, unlike others."""
 
 
 class PhaseReport:
