@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,12 @@ from paceline.errors import FencedError, InvalidError, PacelineError, StateError
 from paceline.telemetry.logs import Log
 from paceline.telemetry.usage import Usage, nowhere
 from paceline.types import PolicyVersion
-from paceline_trainer.checkpoints.checkpoint import Checkpoints, FoundCheckpoint, StagedCheckpoint
+from paceline_trainer.checkpoints.checkpoint import (
+    Checkpoints,
+    FoundCheckpoint,
+    StagedCheckpoint,
+    WrittenCheckpoint,
+)
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.columns import Share
 from paceline_trainer.gauges import TrainerGauges
@@ -240,7 +245,7 @@ class Trainer:
         self._next_batch = self._fetch_batch()
 
     async def checkpoint(self) -> None:
-        """Copy the state of this step, which is written and committed in the background.
+        """Begin to write the state of this step, which is committed in the background.
 
         Only one is in the making: this waits for the one before, and fails if that has failed.
         """
@@ -256,11 +261,14 @@ class Trainer:
                 self._extras(),
             )
         self._staged_step = self.step
-        self._saving = asyncio.create_task(self._save(staged), name="checkpoint")
+        writing = self.writer.submit(engine.checkpoints.write, staged)
+        if staged.in_place:
+            engine.policy.written_by(writing)
+        self._saving = asyncio.create_task(self._save(staged, writing), name="checkpoint")
 
-    async def _save(self, staged: StagedCheckpoint) -> None:
+    async def _save(self, staged: StagedCheckpoint, writing: Future[WrittenCheckpoint]) -> None:
         checkpoints = self._engine.checkpoints
-        written = await self.writer.run(checkpoints.write, staged)
+        written = await asyncio.wrap_future(writing)
         self._checkpoint_step = staged.step
         if not self._rank_info.first:
             return

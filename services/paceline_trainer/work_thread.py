@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import ParamSpec, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -20,18 +19,25 @@ class WorkThread:
         self.busy = False
         self.num_done = 0
 
+    def submit(
+        self, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Result]:
+        """Begin the work, for whoever waits for it."""
+        self.busy = True
+        future = self._executor.submit(work, *args, **kwargs)
+        future.add_done_callback(self._count)
+        return future
+
     async def run(
         self, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
         """The result of the work; raises what it raises."""
-        self.busy = True
-        try:
-            call = partial(work, *args, **kwargs)
-            return await asyncio.get_running_loop().run_in_executor(self._executor, call)
-        finally:
-            self.busy = False
-            self.num_done += 1
+        return await asyncio.wrap_future(self.submit(work, *args, **kwargs))
 
     def close(self) -> None:
         """Take no more work; what it is at goes on."""
         self._executor.shutdown(wait=False)
+
+    def _count(self, _: Future[Any]) -> None:
+        self.busy = False
+        self.num_done += 1

@@ -14,12 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -44,13 +39,18 @@ from paceline_trainer.checkpoints.format import (
     SaveAsJson,
     files_of,
 )
+from paceline_trainer.checkpoints.state import (
+    COPIED_BYTES,
+    TRAINED,
+    StagedCheckpoint,
+    Stager,
+    trained_state,
+)
 from paceline_trainer.checkpoints.storage import Sizes, Storage
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.optimizer import Optimizer
 
-# What is frozen comes from the job's model: with LoRA, a checkpoint has the adapters only.
-TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 log = Log("checkpoints")
 
 
@@ -70,14 +70,6 @@ class WrittenCheckpoint:
     digest: str  # SHA-256 of `paceline.json` in hex; empty on all ranks but the first
 
 
-@dataclass(frozen=True, slots=True)
-class StagedCheckpoint:
-    """The state of a rank after `step` updates, in the memory of the host."""
-
-    step: int
-    state: dict[str, Any]
-
-
 class Checkpoints:
     """One folder per step and incarnation, in a storage without renames or locks.
 
@@ -92,13 +84,19 @@ class Checkpoints:
     """
 
     def __init__(
-        self, url: Path | str, *, group: RankGroup, keep: int, incarnation: int = 0
+        self,
+        url: Path | str,
+        *,
+        group: RankGroup,
+        keep: int,
+        incarnation: int = 0,
+        copied_bytes: int = COPIED_BYTES,
     ) -> None:
+        """`copied_bytes`: up to this, a state is copied rather than written in place."""
         self._storage = Storage(url)
         self._group = group
         self._writers = group.beside()
-        # Copies from a GPU are fast only into memory that is pinned, which takes long to allocate.
-        self._stager = BlockingAsyncStager(cache_staged_state_dict=group.device.type == "cuda")
+        self._stager = Stager(group, copied_bytes=copied_bytes)
         self._keep = keep
         self._incarnation = incarnation
         self._found: CheckpointFolder | None = None  # intact, according to `find`
@@ -173,15 +171,15 @@ class Checkpoints:
         slots: Mapping[str, Any] = MappingProxyType({}),
         extras: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> StagedCheckpoint:
-        """Collective: copy the state after `step` updates, once the one before is written.
+        """Collective: the state after `step` updates, once the one before is written.
 
         `slots`: tensors of the objective's slots; `extras`: others, which may do without it.
         """
-        model, inner = _trained(policy, optimizer)
+        model, inner = trained_state(policy, optimizer)
         random = {str(self._group.rank_info.rank): torch.get_rng_state()}
         state = {"model": model, "optimizer": inner, "random": random, "slots": {**slots}}
         state["extras"] = {**extras}
-        return StagedCheckpoint(step, self._stager.stage(state))
+        return self._stager.stage(step, state, policy, local=self._storage.local)
 
     def write(self, staged: StagedCheckpoint) -> WrittenCheckpoint:
         """Collective: write a checkpoint; the one before is there until `clean_up`.
@@ -258,7 +256,7 @@ class Checkpoints:
         extras: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> bool:
         reader = CheckpointReader(storage, folder.name)
-        model, inner = _trained(policy, optimizer)
+        model, inner = trained_state(policy, optimizer)
         state: dict[str, Any] = {"model": model, "optimizer": inner}
         rank = str(self._group.rank_info.rank)
         written = reader.read_metadata().state_dict_metadata
@@ -420,16 +418,6 @@ def libraries() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def _trained(policy: PolicyModel, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What training changes: tensors of the policy, and the optimiser's."""
-    with policy.in_float32():
-        model, inner = get_state_dict(policy, optimizer.inner, options=TRAINED)
-    for name, same in policy.tied:  # of a tied parameter that is frozen, torch leaves one name
-        if f"inner.{same}" not in model:
-            model.pop(f"inner.{name}", None)
-    return model, inner
 
 
 @contextmanager

@@ -22,7 +22,10 @@ class Storage:
     """Folders of files. Files appear one by one; folders are never renamed."""
 
     def __init__(self, location: Path | str) -> None:
-        """Raises `ConfigError` if no installed package supports such a URL."""
+        """Raises `ConfigError` if no installed package supports such a URL.
+
+        `local`: it is a folder of this machine.
+        """
         location = str(location)
         try:
             fs, root = url_to_fs(location)
@@ -30,12 +33,12 @@ class Storage:
             raise ConfigError(f"storage: {location!r}: {error}") from None
         self._fs: Any = fs
         self._root = root.rstrip("/")
-        self._local = isinstance(fs, LocalFileSystem)
+        self.local = isinstance(fs, LocalFileSystem)
 
     def path_of(self, folder: str) -> str:
         """Path or URL of a folder."""
         path = f"{self._root}/{folder}"
-        return path if self._local else self._fs.unstrip_protocol(path)
+        return path if self.local else self._fs.unstrip_protocol(path)
 
     def folders(self) -> dict[str, Sizes]:
         """Sizes in bytes of all files, by folder and name.
@@ -61,11 +64,11 @@ class Storage:
     def create(self, folder: str, file: str) -> Generator[DigestingStream]:
         """Write a file, which is durable when the block ends; raises `OSError`."""
         path = f"{self._root}/{folder}/{file}"
-        if self._local:
+        if self.local:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         with self._fs.open(path, "wb") as stream:
             yield DigestingStream(stream)
-        if self._local:
+        if self.local:
             sync(Path(path))
 
     @contextmanager
@@ -93,7 +96,7 @@ class Storage:
     def commit(self, folder: str, file: str, content: bytes) -> None:
         """Write a small file atomically, after all other files of the folder are durable."""
         path = f"{self._root}/{folder}/{file}"
-        if not self._local:
+        if not self.local:
             self._fs.pipe_file(path, content)
             return
         draft = Path(f"{path}.draft")

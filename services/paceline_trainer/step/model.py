@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Self, cast
 
@@ -77,6 +77,7 @@ class PolicyModel(nn.Module):
         self.tied = _tied(inner)
         self.masters: MasterWeights | None = None
         self._copying: Future[Any] | None = None
+        self._writing: Future[Any] | None = None
         self._structure: tuple[PolicyModel, ...] = ()  # in a tuple it is no module of this one
         self.num_parameters = sum(p.numel() for p in inner.parameters())
         self.vocab_size = int(self.config.get_text_config().vocab_size)
@@ -199,11 +200,22 @@ class PolicyModel(nn.Module):
         """A thread reads the weights until this is done: they must not change before."""
         self._copying = copying
 
-    def settle(self) -> None:
-        """Wait until no other thread reads the weights; raises what that thread raised."""
+    def written_by(self, writing: Future[Any]) -> None:
+        """A thread writes the state of training until this is done: it must not change before."""
+        self._writing = writing
+
+    def copied(self) -> None:
+        """Wait until no other thread copies the weights; raises what that thread raised."""
         copying, self._copying = self._copying, None
         if copying is not None:
             copying.result()
+
+    def settle(self) -> None:
+        """Wait until weights and optimiser may change; raises as `copied`."""
+        self.copied()
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            wait([writing])  # its error is for whoever has begun it
 
     def replica(self) -> PolicyModel:
         """A model with the same tensors, of a rank that has them whole.

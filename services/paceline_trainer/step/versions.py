@@ -56,7 +56,7 @@ class WeightHistory:
 
     def __contains__(self, step: int) -> bool:
         if step not in self._copies:
-            self.policy.settle()  # it may be copied at this moment
+            self.policy.copied()  # it may be copied at this moment
         return step in self._copies
 
     @torch.no_grad()

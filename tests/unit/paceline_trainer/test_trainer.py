@@ -10,6 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
+import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from paceline.config import parse_job
@@ -28,6 +29,7 @@ from paceline.weights import Staging, WeightServer, pull
 from paceline.weights.cost import MIN_CHUNK_BYTES
 from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
+from paceline_trainer.checkpoints.state import COPIED_BYTES
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.liveness import TrainerLiveness
 from paceline_trainer.phase_clock import PhaseClock
@@ -99,7 +101,9 @@ async def make(
     channel = connect(one_job.address)
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
 
-    def build(incarnation: int, place: Path | str = tmp_path) -> Trainer:
+    def build(
+        incarnation: int, place: Path | str = tmp_path, copied_bytes: int = COPIED_BYTES
+    ) -> Trainer:
         spec = parse_job(one_job.spec)
         ledger = TrainerLedger(
             experience=ExperienceStub(channel),
@@ -124,7 +128,9 @@ async def make(
             policy=policy,
             optimizer=optimizer,
             learner=learner,
-            checkpoints=Checkpoints(place, group=group, keep=2, incarnation=incarnation),
+            checkpoints=Checkpoints(
+                place, group=group, keep=2, incarnation=incarnation, copied_bytes=copied_bytes
+            ),
             snapshotter=Snapshotter(policy, group, engine_dtype="float32", dtype="float32"),
             mismatch=mismatch,
             group=group,
@@ -206,6 +212,37 @@ async def test_steps_go_on_until_the_next_checkpoint_while_one_is_written(
         trainer.stop()
         await running
     assert one_job.checkpoints[-1] == trainer.step
+
+
+async def test_a_state_that_is_not_copied_holds_up_the_next_update(
+    one_job: Any,
+    make: Make,
+    group: RankGroup,
+    tmp_path: Path,
+    server: tuple[WeightServer, str],
+) -> None:
+    one_job.limit = 3
+    trainer = make(1, copied_bytes=0)
+    released = threading.Event()
+    trainer.writer.submit(released.wait, LIMIT_S)  # as a disk that is busy
+    running = asyncio.create_task(trainer.run())
+    async with asyncio.timeout(LIMIT_S):
+        await reached(one_job, trainer, 2, "stepping")
+        await asyncio.sleep(0.2)
+        assert (len(one_job.commits), one_job.checkpoints) == (2, [])
+        released.set()
+        await running
+    assert one_job.checkpoints == [2, 3]
+    spec = parse_job(one_job.spec)
+    policy = load_policy(spec.model.path)
+    optimizer = Optimizer(policy, spec.trainer.optimizer, total_steps=10)
+    Checkpoints(tmp_path, group=group, keep=2).load(2, policy, optimizer)
+    stagings = [server[0].held("j", version) for version in server[0].versions()]
+    held = next(each for each in stagings if each is not None and each.header.step == 2)
+    own = policy.inner.state_dict()
+    for entry, data in held.tensors():
+        values = torch.frombuffer(data, dtype=torch.float32).view(entry.shape)
+        assert torch.equal(own[entry.name], values), entry.name
 
 
 async def test_a_checkpoint_that_cannot_be_written_ends_it_while_it_waits_for_a_batch(
