@@ -118,7 +118,7 @@ def run(case: Case) -> dict[str, Any]:
     curve, rows = [sampler.held_out()], list[dict[str, float]]()
     for step in range(case.steps):
         mismatch.versions.published(step, step)
-        mismatch.history.keep(step)
+        mismatch.history.copy(step)
         queue.append(sampler.batch(step))
         samples = queue.popleft()
         tokens = sum(len(each.logprobs) for each in samples)

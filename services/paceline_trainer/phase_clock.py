@@ -21,6 +21,14 @@ _NAMES = {
 }
 
 
+_METRICS = {
+    "waiting": "wait_s",
+    "stepping": "step_s",
+    "checkpointing": "checkpoint_s",
+    "publishing": "publish_s",
+}
+
+
 @dataclass(slots=True)
 class PhaseClock:
     """Seconds by phase since the start, and the current phase."""
@@ -30,6 +38,7 @@ class PhaseClock:
     ended: dict[str, int] = field(default_factory=dict[str, int])  # how often each phase has ended
     report: PhaseReport = field(default_factory=lambda: PhaseReport(Phase.LOADING_MODEL))
     _started: float | None = None  # of the current phase
+    _told: dict[str, float] = field(default_factory=dict[str, float])
 
     @contextmanager
     def measure(self, phase: str, step: int) -> Generator[None]:
@@ -50,6 +59,13 @@ class PhaseClock:
             return dict(self.seconds)
         elapsed_s = time.perf_counter() - self._started
         return {**self.seconds, self.phase: self.seconds.get(self.phase, 0.0) + elapsed_s}
+
+    def since_last(self) -> dict[str, float]:
+        """Seconds by phase since the last call, as metrics of a step."""
+        now = {name: self.seconds.get(phase, 0.0) for phase, name in _METRICS.items()}
+        since = {name: value - self._told.get(name, 0.0) for name, value in now.items()}
+        self._told = now
+        return since
 
 
 def report_loading(policy: PolicyModel, world: int, report: PhaseReport) -> None:

@@ -222,7 +222,22 @@ class TrainerService(Service):
             reference = policy  # without its adapters
             if trainer.lora is None:
                 reference = load_reference(model, group, dtype=trainer.dtype)
-        mismatch = mismatch_of(spec, policy, group, snapshots="snapshots" in objective.needs)
+        snapshotter = Snapshotter(
+            policy,
+            group,
+            engine_dtype=spec.model.dtype,
+            dtype=trainer.dtype,
+            merge=trainer.lora is not None and trainer.lora.publish == "merged",
+            max_context=spec.sampling.max_context,
+            seed=spec.tasks.seed,
+        )
+        mismatch = mismatch_of(
+            spec,
+            policy,
+            group,
+            snapshots="snapshots" in objective.needs,
+            served=snapshotter.published_as or (),
+        )
         average = None
         if "weight_average" in objective.needs:
             options = objective.proximal.options
@@ -245,15 +260,6 @@ class TrainerService(Service):
             keep=trainer.checkpoint.keep,
             incarnation=self._options.incarnation,
         )
-        snapshotter = Snapshotter(
-            policy,
-            group,
-            engine_dtype=spec.model.dtype,
-            dtype=trainer.dtype,
-            merge=trainer.lora is not None and trainer.lora.publish == "merged",
-            max_context=spec.sampling.max_context,
-            seed=spec.tasks.seed,
-        )
         return TrainingBackend(
             policy, optimizer, learner, checkpoints, snapshotter, mismatch, group
         )
@@ -264,7 +270,7 @@ class TrainerService(Service):
         return threads_for(wanted, hidden=hidden, processes=info.world // info.nodes)
 
     def _make(self, engine: TrainingBackend, spec: JobSpec) -> Trainer:
-        self._publisher = self._make_publisher()
+        self._publisher = self._make_publisher(engine)
         return Trainer(
             engine=engine,
             ledger=self._ledger,
@@ -299,9 +305,10 @@ class TrainerService(Service):
         self._background.append(show)
         return gauges
 
-    def _make_publisher(self) -> Publisher | WeightSeeder | None:
+    def _make_publisher(self, engine: TrainingBackend) -> Publisher | WeightSeeder | None:
         rank_info = self._rank_info
         if rank_info.first:
+            self._weights.reuse(engine.mismatch.history.num_served)
             return Publisher(
                 ledger=self._ledger,
                 server=self._weights,
@@ -309,6 +316,7 @@ class TrainerService(Service):
                 incarnation=self._options.incarnation,
                 parts=rank_info.nodes,
                 config_json=self._config_json,
+                history=engine.mismatch.history,
             )
         if rank_info.seeds and rank_info.nodes > 1:
             return WeightSeeder(

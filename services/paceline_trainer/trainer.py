@@ -20,12 +20,8 @@ from paceline.errors import FencedError, InvalidError, PacelineError, StateError
 from paceline.telemetry.logs import Log
 from paceline.telemetry.usage import Usage, nowhere
 from paceline.types import PolicyVersion
-from paceline_trainer.checkpoints.checkpoint import (
-    Checkpoints,
-    FoundCheckpoint,
-    StagedCheckpoint,
-    WrittenCheckpoint,
-)
+from paceline_trainer.checkpoints.checkpoint import Checkpoints, FoundCheckpoint, WrittenCheckpoint
+from paceline_trainer.checkpoints.state import StagedCheckpoint
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.columns import Share
 from paceline_trainer.gauges import TrainerGauges
@@ -102,7 +98,6 @@ class Trainer:
         self._staged_step = 0
         self._checkpoint_step = 0
         self._snapshot_step = -1
-        self._reported: dict[str, float] = {}
         self.clock = clock
         self.step = 0
         self.tokens = 0.0
@@ -235,7 +230,7 @@ class Trainer:
         """Commit the step to the ledger, and start fetching the next batch."""
         self.clock.report.enter(Phase.COMMITTING, number=self.step)
         if self._rank_info.first:
-            values = metrics | self._seconds()
+            values = metrics | self.clock.since_last()
             # JSON has no infinity and no NaN.
             finite = {name: value for name, value in values.items() if math.isfinite(value)}
             with self._traces.stage("train.commit"), self._waits_on("experience"):
@@ -319,14 +314,17 @@ class Trainer:
                 begun = None
                 if snapshotter.in_place:  # before anything gives the policy other weights
                     begun = await self.compute.run(snapshotter.begin, self.step, source)
-                copying = self._copier.submit(self._copy, self.step, source, weights, begun)
+                described = Future[WeightCopy]()
+                copying = self._copier.submit(
+                    self._copy, self.step, source, weights, begun, described
+                )
                 policy.copied_by(copying)
-                self._serve(asyncio.wrap_future(copying))
+                self._serve(asyncio.wrap_future(described))
             else:
                 snapshot = await self.compute.run(snapshotter.begin, self.step)
                 self._serve(_done(snapshot))
                 await self.compute.run(snapshotter.gather, snapshot)
-                await self.compute.run(self._engine.mismatch.history.keep, self.step)
+                await self.compute.run(self._engine.mismatch.history.copy, self.step)
             self._snapshot_step = self.step
 
     async def _publish_again(self) -> None:
@@ -346,11 +344,17 @@ class Trainer:
         source: Source,
         weights: Sequence[Tensor],
         begun: WeightCopy | None,
-    ) -> WeightCopy:
-        self._engine.mismatch.history.keep(step, weights)
-        snapshot = begun or self._engine.snapshotter.begin(step, source)
+        described: Future[WeightCopy],
+    ) -> None:
+        """Copy the weights; whoever waits for `described` takes the tensors as they come."""
+        try:
+            self._engine.mismatch.history.copy(step, weights)
+            snapshot = begun or self._engine.snapshotter.begin(step, source)
+        except BaseException as error:
+            described.set_exception(error)
+            raise
+        described.set_result(snapshot)
         self._engine.snapshotter.gather(snapshot)
-        return snapshot
 
     def _serve(self, snapshot: Awaitable[WeightCopy]) -> None:
         """Number and serve a copy in the background, if this rank does."""
@@ -433,16 +437,3 @@ class Trainer:
             return await take
         take.cancel()
         return None
-
-    def _seconds(self) -> dict[str, float]:
-        """Seconds by phase since the last commit."""
-        names = {
-            "waiting": "wait_s",
-            "stepping": "step_s",
-            "checkpointing": "checkpoint_s",
-            "publishing": "publish_s",
-        }
-        now = {name: self.clock.seconds.get(phase, 0.0) for phase, name in names.items()}
-        since = {name: value - self._reported.get(name, 0.0) for name, value in now.items()}
-        self._reported = now
-        return since

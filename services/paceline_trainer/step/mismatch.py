@@ -111,8 +111,13 @@ class Mismatch:
         num_sequences: int,
         budget: int,
         on_excess: Literal["stop", "warn", "pass"] = "stop",
+        once: bool = True,
     ) -> None:
-        """`on_excess`: whether `MismatchLimit` ends the job, is logged only, or does not apply."""
+        """`on_excess`: whether `MismatchLimit` ends the job, is logged only, or does not apply.
+
+        `once`: nothing else needs the weights of a version after its check.
+        """
+        self._once = once
         self._on_excess = on_excess
         self._limit = None if on_excess == "pass" else MismatchLimit()
         self.history = history
@@ -143,13 +148,20 @@ class Mismatch:
         """
         present = self.versions.present(_first_versions(data))
         new = [version for version in present if version not in self._sampled]
-        checked = [v for v in new if self._num_sequences and self.versions[v] in self.history]
+        kept = {version: self._kept(version) for version in new if self._num_sequences}
+        found = {version: weights for version, weights in kept.items() if weights is not None}
         self._sampled.update(new)
-        counts = {"versions_sampled": float(len(new)), "versions_checked": float(len(checked))}
-        steps = [self.versions[version] for version in checked]
-        weights = [self.history.shards(step) for step in steps]
-        checks = self._begun(data, checked, weights, layout)
+        counts = {"versions_sampled": float(len(new)), "versions_checked": float(len(found))}
+        checks = self._begun(data, list(found), list(found.values()), layout)
         return lambda: counts | self._judged(checks())
+
+    def _kept(self, version: int) -> Shards | None:
+        """The weights of a version, which is checked only once."""
+        step = self.versions[version]
+        weights = self.history.find(step)
+        if self._once:
+            self.history.forget(step)
+        return weights
 
     def _begun(
         self, data: Columns, checked: list[int], weights: list[Shards], layout: Layout
@@ -243,11 +255,16 @@ def _thread() -> ThreadPoolExecutor:
 
 
 def mismatch_of(
-    spec: JobSpec, policy: PolicyModel, group: RankGroup, *, snapshots: bool = False
+    spec: JobSpec,
+    policy: PolicyModel,
+    group: RankGroup,
+    *,
+    snapshots: bool = False,
+    served: Sequence[str] = (),
 ) -> Mismatch:
     """The `Mismatch` of a job; keeps as many versions as `max_staleness` lets a batch contain.
 
-    `snapshots`: something else needs them too.
+    `snapshots`: something else needs them too. `served`: see `WeightHistory`.
     """
     trainer, options = spec.trainer, spec.trainer.mismatch
     publications = spec.experience.max_staleness // trainer.publish_every + 2
@@ -256,6 +273,7 @@ def mismatch_of(
         dtype=spec.model.dtype,
         max_versions=publications if options.sequences or snapshots else 0,
         max_bytes=options.bytes,
+        served=served,
     )
     return Mismatch(
         group=group,
@@ -264,6 +282,7 @@ def mismatch_of(
         num_sequences=options.sequences,
         budget=trainer.tokens_per_micro_batch,
         on_excess="pass" if spec.rollout.engine.kind in MADE_UP else options.on_excess,
+        once=not snapshots,
     )
 
 

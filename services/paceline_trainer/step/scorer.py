@@ -15,7 +15,7 @@ from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.data import Layout, MicroBatch, PolicyTokens, assemble, idle, plan
 from paceline_trainer.step.model import LogitReaders, PolicyModel, TokenScores, reshard
-from paceline_trainer.step.versions import VersionSteps, WeightHistory
+from paceline_trainer.step.versions import VersionSteps, WeightHistory, with_weights
 
 
 @dataclass(slots=True)
@@ -127,11 +127,12 @@ class TokenScorer:
         found = torch.full((data.num_tokens,), torch.nan, device=self._group.device)
         sequences = np.repeat(np.arange(data.num_sequences), data.policy_counts)
         for version in versions.present(data.versions):
-            if versions[version] not in history:
+            weights = history.find(versions[version])
+            if weights is None:
                 continue
             own = data.versions == version
             parts = self.parts(data, [np.unique(sequences[own])])
-            with history.restored(versions[version]):
+            with with_weights(history.policy, weights):
                 scores = self.score(data, parts).logprobs
             select = torch.from_numpy(np.flatnonzero(own)).to(found.device)
             found[select] = scores[select]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -46,48 +46,60 @@ class WeightHistory:
     """This rank's shards of the newest published weights, in engine precision and main memory."""
 
     def __init__(
-        self, policy: PolicyModel, *, dtype: str, max_versions: int, max_bytes: int
+        self,
+        policy: PolicyModel,
+        *,
+        dtype: str,
+        max_versions: int,
+        max_bytes: int,
+        served: Sequence[str] = (),
     ) -> None:
-        self.policy = policy
-        self._dtype = DTYPES[dtype]
-        self._max_versions = max_versions
-        self._max_bytes = max_bytes
-        self._copies: dict[int, Shards] = {}  # by step, oldest first
+        """`served`: published names of the parameters that are trained, in their order.
 
-    def __contains__(self, step: int) -> bool:
-        if step not in self._copies:
+        With these, what is served is kept, and nothing is copied.
+        """
+        self.policy = policy
+        self.num_served = max_versions if served else 0
+        self._served = served
+        self._max_versions = max_versions
+        self._dtype = DTYPES[dtype]
+        self._max_bytes = max_bytes
+        self._kept: dict[int, Shards] = {}  # by step, oldest first
+
+    def find(self, step: int) -> Shards | None:
+        """The weights of `step`, which stay whole after this forgets them; None: not kept."""
+        if step not in self._kept:
             self.policy.copied()  # it may be copied at this moment
-        return step in self._copies
+        return self._kept.get(step)
 
     @torch.no_grad()
-    def keep(self, step: int, weights: Sequence[Tensor] | None = None) -> None:
-        """Copy the current weights, and drop old copies to stay within the limits.
+    def copy(self, step: int, weights: Sequence[Tensor] | None = None) -> None:
+        """Keep a copy of the current weights, unless `serve` will keep them.
 
         `weights`: the shards of this step, if the policy's may be others by now.
         """
         own = local_shards(self.policy) if weights is None else weights
-        shards = [in_host_memory(shard, self._dtype) for shard in own]
+        if self._max_versions and not self._served:
+            self._keep(step, [in_host_memory(shard, self._dtype) for shard in own])
+
+    def serve(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keep what is served of `step`, by published name, which never changes."""
+        if self._served:
+            self._keep(step, [tensors[name] for name in self._served])
+
+    def _keep(self, step: int, shards: Shards) -> None:
+        """Keep shards, and forget the oldest ones to stay within the limits."""
         size = sum(shard.nbytes for shard in shards)
         limit = min(self._max_versions, self._max_bytes // max(size, 1))
-        self._copies.pop(step, None)
-        for old in list(self._copies)[: max(len(self._copies) + 1 - limit, 0)]:
-            del self._copies[old]
+        others = [each for each in self._kept if each != step]
+        for old in others[: max(len(others) + 1 - limit, 0)]:
+            self.forget(old)
         if limit:
-            self._copies[step] = shards
+            self._kept[step] = shards
 
-    def shards(self, step: int) -> Shards:
-        """The weights of `step`; whoever has them may use them after this forgets them.
-
-        Raises:
-            KeyError: they are not held.
-        """
-        return self._copies[step]
-
-    @contextmanager
-    def restored(self, step: int) -> Generator[None]:
-        """Give the policy the weights of `step` inside the context."""
-        with with_weights(self.policy, self.shards(step)):
-            yield
+    def forget(self, step: int) -> None:
+        """Free the weights of `step` once nobody has them."""
+        self._kept.pop(step, None)
 
 
 def in_host_memory(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -25,10 +26,12 @@ from paceline_trainer.client import NumberedVersion, TrainerLedger
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.lora import is_adapter, plain_name, scales
 from paceline_trainer.step.model import DTYPES, PolicyModel, reshard
-from paceline_trainer.step.versions import in_host_memory
+from paceline_trainer.step.versions import WeightHistory, in_host_memory
 from paceline_trainer.weights.canary import MAX_LENGTH, CanaryMaker
 from paceline_trainer.weights.layerwise import Weights
 
+Staged = Callable[[Mapping[str, Tensor]], None]
+"""Is given the tensors of a version by name, in the memory from which they are served."""
 log = Log("publish")
 
 
@@ -151,6 +154,23 @@ class Snapshotter:
     def canary_text(self) -> Tensor:
         """The tokens of canaries, -1 before the first one; a checkpoint may fill it in place."""
         return self._canary.text
+
+    @property
+    def published_as(self) -> tuple[str, ...] | None:
+        """Published names of the parameters that are trained, in their order.
+
+        None: this rank has no whole parameters, or some are published with other values.
+        """
+        if not self._policy.whole or self._merge or self._scales:
+            return None
+        names = {id(each): name for name, each in self._policy.inner.named_parameters()}
+        found: list[str] = []
+        for parameter in self._policy.trained():
+            conversion = self._names.of(plain_name(names[id(parameter)]))
+            if conversion.computed:
+                return None
+            found += conversion.checkpoint
+        return tuple(found)
 
     def source(self) -> Source:
         """What a copy is made of, which no longer follows the policy if that gets other weights."""
@@ -292,8 +312,13 @@ class Publisher:
         incarnation: int,
         parts: int = 1,
         config_json: str = "",
+        history: WeightHistory | None = None,
     ) -> None:
-        """`config_json`: of the model, as `model_config.canonical` gives it."""
+        """`config_json`: of the model, as `model_config.canonical` gives it.
+
+        `history` may keep what is served.
+        """
+        self._history = history
         self._ledger = ledger
         self._server = server
         self._endpoint = endpoint
@@ -319,7 +344,7 @@ class Publisher:
             self._header(snapshot, numbered, parent), key=numbered.key, keep=numbered.held
         )
         self.published = numbered.version
-        await asyncio.to_thread(fill, staging, snapshot.tensors)
+        await asyncio.to_thread(self._fill, staging, snapshot)
         number = numbered.version.version
         confirmed = await self._publish_version(snapshot, parent, digest=staging.root, known=number)
         version = confirmed.version
@@ -333,6 +358,11 @@ class Publisher:
             digest=version.digest,
         )
         return version
+
+    def _fill(self, staging: Staging, snapshot: WeightCopy) -> None:
+        """Fill in all tensors, which the history has before any worker has all of them."""
+        history = self._history
+        fill(staging, snapshot.tensors, history and partial(history.serve, snapshot.step))
 
     async def _publish_version(
         self, snapshot: WeightCopy, parent: int, *, digest: str = "", known: int = -1
@@ -370,13 +400,21 @@ class Publisher:
         )
 
 
-def fill(staging: Staging, tensors: Iterable[tuple[str, Tensor]]) -> None:
+def fill(
+    staging: Staging, tensors: Iterable[tuple[str, Tensor]], staged: Staged | None = None
+) -> None:
     """Copy tensors into a staging buffer as they arrive, in the order of its header."""
+    found: dict[str, Tensor] = {}
     try:
         for entry, (name, tensor) in zip(staging.header.tensors, tensors, strict=True):
             if name != entry.name:
                 raise StateError(f"tensor {name} arrived instead of {entry.name}")
             staging.fill(entry.offset, tensor.reshape(-1).view(torch.uint8).numpy().data)
+            if staged is not None and entry.num_bytes:
+                data = staging.buffer()[entry.offset : entry.offset + entry.num_bytes]
+                found[name] = torch.frombuffer(data, dtype=tensor.dtype).view(entry.shape)
+        if staged is not None:
+            staged(found)
         staging.finish()
     except BaseException:
         staging.abandon()

@@ -78,7 +78,7 @@ def train(
     mismatch = Mismatch(
         group=group, history=history, versions=versions, num_sequences=100, budget=10_000
     )
-    history.keep(0)
+    history.copy(0)
     first = group.rank_info.first
     mismatch.versions.published(job.get("version", 0) if first else -1, 0)
     learner = Learner(

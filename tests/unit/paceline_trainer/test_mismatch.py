@@ -54,7 +54,7 @@ def move(policy: PolicyModel) -> None:
 
 
 def publish(mismatch: Mismatch, version: int) -> None:
-    mismatch.history.keep(version)
+    mismatch.history.copy(version)
     mismatch.versions.published(version, version)
 
 
@@ -209,8 +209,10 @@ def test_room_bounds_what_is_held(llama: Path, group: RankGroup) -> None:
     for room, held in ((0, 0), (size - 1, 0), (2 * size, 2), (100 * size, 3)):
         history = WeightHistory(policy, dtype="float32", max_versions=3, max_bytes=room)
         for step in range(5):
-            history.keep(step)
-        assert [step for step in range(5) if step in history] == list(range(5 - held, 5))
+            history.copy(step)
+        assert [step for step in range(5) if history.find(step) is not None] == list(
+            range(5 - held, 5)
+        )
 
 
 def test_nothing_is_done_when_nothing_is_asked(

@@ -44,7 +44,7 @@ class Parts:
         history = WeightHistory(self.policy, dtype="float32", max_versions=4, max_bytes=1 << 30)
         versions = VersionSteps(group)
         self.mismatch = Mismatch(
-            group=group, history=history, versions=versions, num_sequences=0, budget=100
+            group=group, history=history, versions=versions, num_sequences=0, budget=100, once=False
         )
         self.scoring = TokenScorer(policy=self.policy, group=group, budget=60)
         self.average = WeightAverage(self.policy, beta=beta, reset_below=reset_below)
@@ -60,7 +60,7 @@ class Parts:
         )
 
     def publish(self, version: int) -> None:
-        self.mismatch.history.keep(version)
+        self.mismatch.history.copy(version)
         self.mismatch.versions.published(version, version)
 
     def now(self, data: Columns) -> torch.Tensor:

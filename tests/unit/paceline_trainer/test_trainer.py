@@ -39,6 +39,7 @@ from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.mismatch import mismatch_of
 from paceline_trainer.step.model import shard
 from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.step.versions import WeightHistory
 from paceline_trainer.trainer import Trainer, TrainingBackend
 from paceline_trainer.weights.publish import Publisher, Snapshotter
 from paceline_trainer.work_thread import WorkThread
@@ -94,8 +95,18 @@ async def server() -> AsyncIterator[tuple[WeightServer, str]]:
 
 
 @pytest.fixture
+def histories() -> dict[int, WeightHistory]:
+    """Of the trainers that were made, by incarnation."""
+    return {}
+
+
+@pytest.fixture
 async def make(
-    one_job: Any, group: RankGroup, tmp_path: Path, server: tuple[WeightServer, str]
+    one_job: Any,
+    group: RankGroup,
+    tmp_path: Path,
+    server: tuple[WeightServer, str],
+    histories: dict[int, WeightHistory],
 ) -> AsyncIterator[Make]:
     """Trainers of the job, by incarnation."""
     channel = connect(one_job.address)
@@ -115,7 +126,11 @@ async def make(
         policy = load_policy(spec.model.path)
         shard(policy, group, dtype="float32")
         optimizer = Optimizer(policy, spec.trainer.optimizer, total_steps=10)
-        mismatch = mismatch_of(spec, policy, group)
+        snapshotter = Snapshotter(policy, group, engine_dtype="float32", dtype="float32")
+        served = snapshotter.published_as
+        assert served is not None
+        mismatch = mismatch_of(spec, policy, group, served=served)
+        histories[incarnation] = mismatch.history
         learner = Learner(
             policy=policy,
             optimizer=optimizer,
@@ -131,12 +146,16 @@ async def make(
             checkpoints=Checkpoints(
                 place, group=group, keep=2, incarnation=incarnation, copied_bytes=copied_bytes
             ),
-            snapshotter=Snapshotter(policy, group, engine_dtype="float32", dtype="float32"),
+            snapshotter=snapshotter,
             mismatch=mismatch,
             group=group,
         )
         publisher = Publisher(
-            ledger=ledger, server=server[0], endpoint=server[1], incarnation=incarnation
+            ledger=ledger,
+            server=server[0],
+            endpoint=server[1],
+            incarnation=incarnation,
+            history=mismatch.history,
         )
         return Trainer(
             engine=engine,
@@ -275,6 +294,23 @@ async def test_a_whole_job(one_job: Any, make: Make) -> None:
     )
     assert sampled == checked == 4
     assert all(told["mismatch_tokens"] > 0 for told in metrics)
+
+
+async def test_what_is_served_is_kept_for_the_check_of_a_version_and_no_copy(
+    one_job: Any,
+    make: Make,
+    server: tuple[WeightServer, str],
+    histories: dict[int, WeightHistory],
+) -> None:
+    await asyncio.wait_for(make(1).run(), LIMIT_S)
+    newest = max(server[0].versions())
+    staging = server[0].held("j", newest)
+    assert staging is not None
+    kept = histories[1].find(staging.header.step)
+    assert kept is not None
+    begin = torch.frombuffer(staging.buffer(), dtype=torch.uint8).data_ptr()
+    places = [each.data_ptr() - begin for each in kept]
+    assert sorted(places) == sorted(entry.offset for entry in staging.header.tensors)
 
 
 async def test_weights_that_no_engine_accepts_are_published_again(

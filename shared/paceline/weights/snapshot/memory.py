@@ -33,7 +33,7 @@ class SharedMemoryPool:
     """
 
     def __init__(self, *, limit: int = 2) -> None:
-        self._limit = limit
+        self.limit = limit
         self._num_in_use = 0
         self._free: deque[tuple[mmap.mmap, int]] = deque()
 
@@ -58,7 +58,7 @@ class SharedMemoryPool:
     def _return(self, mapping: mmap.mmap, fd: int) -> None:
         # May run at any point, even inside `take`, so it must not take a lock.
         self._num_in_use -= 1
-        if self._num_in_use + len(self._free) < self._limit:
+        if self._num_in_use + len(self._free) < self.limit:
             self._free.append((mapping, fd))
 
 

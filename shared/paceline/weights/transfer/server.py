@@ -120,6 +120,13 @@ class WeightServer:
         self._hold(staging)
         return staging
 
+    def reuse(self, buffers: int) -> None:
+        """Expect so many snapshots at once: those of others stay in use here after they are served.
+
+        The memory of fewer would be freed and allocated again for each version.
+        """
+        self._pool.limit = max(self._pool.limit, buffers)
+
     def make_room(self, job_id: str, version: int, *, keep: int = -1) -> None:
         """Drop what `stage` would drop for this version, early, so that streams free its memory."""
         complete = [held.header.version for held in self._of(job_id) if held.complete]
