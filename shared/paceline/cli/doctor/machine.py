@@ -50,13 +50,20 @@ def cores(
     quota, _, period = _text(groups / "cpu.max").partition(" ")
     if quota.isdecimal() and period.strip().isdecimal():
         count = min(count, int(quota) / int(period))
-    total = _meminfo(_text(memory)).get("MemTotal", 0)
-    limit = _text(groups / "memory.max")
-    total = min(total, int(limit)) if limit.isdecimal() and total else total
+    total = memory_bytes(memory=memory, groups=groups)
     told = f"{count:g} cores, {human_bytes(total)} of memory, {platform.machine()}"
     if total and total < _LEAST_MEMORY:
         return note("machine", f"{told}; local runs need {human_bytes(_LEAST_MEMORY)}")
     return ok("machine", told)
+
+
+def memory_bytes(
+    *, memory: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Bytes that this process may use; 0: unknown."""
+    total = _meminfo(_text(memory)).get("MemTotal", 0)
+    limit = _text(groups / "memory.max")
+    return min(total, int(limit)) if limit.isdecimal() and total else total
 
 
 def precision(*, cpuinfo: Path = CPUINFO, gpus: Path = GPUS) -> Finding:

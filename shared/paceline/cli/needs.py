@@ -1,0 +1,42 @@
+"""How much memory a job needs, in words: of `validate`, `run` and `doctor`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.config import JobSpec
+from paceline.config.precision import with_dtype
+from paceline.models.memory import MemoryNeed, needs_of, size_of
+from paceline.text import human_bytes
+
+_MAX_FIELDS = 3
+
+
+def needs(spec: JobSpec) -> list[MemoryNeed]:
+    """What the processes of a job need; empty: the model is not on this machine, or unknown."""
+    size = size_of(Path(spec.model.path))
+    return [] if size is None else needs_of(with_dtype(spec, "auto"), size)
+
+
+def total(found: Sequence[MemoryNeed]) -> int:
+    """Bytes of all processes together."""
+    return sum(need.num_bytes for need in found)
+
+
+def words(found: Sequence[MemoryNeed]) -> str:
+    """`at most 8.1 GiB: the trainer 4.3 GiB, 2 rollout workers 3.0 GiB each, …`."""
+    counts = Counter((need.process, need.num_bytes) for need in found)
+    parts = [
+        f"{process} {human_bytes(size)}" + (f" (each of {number})" if number > 1 else "")
+        for (process, size), number in counts.items()
+    ]
+    return f"at most {human_bytes(total(found))}: {', '.join(parts)}"
+
+
+def lower(found: Sequence[MemoryNeed]) -> str:
+    """The fields that lower it most, with what they lower."""
+    parts = {part.lower: part for need in found for part in need.largest}
+    largest = sorted(parts.values(), key=lambda part: -part.num_bytes)[:_MAX_FIELDS]
+    return ", ".join(f"{p.lower} ({p.what}: {human_bytes(p.num_bytes)})" for p in largest)

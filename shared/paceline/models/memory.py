@@ -1,0 +1,135 @@
+"""How much memory a job needs, from its job file and the size of its model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.config import JobSpec
+
+_ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
+_PROCESS = 300 << 20
+"""Bytes of a process with torch and transformers, before it loads anything."""
+_LIGHT = 800 << 20
+"""Bytes of the services that compute nothing, on one machine."""
+_HIDDEN_STATES = 17
+"""Of the size of a token's hidden state, that a layer keeps for its backward pass."""
+_LOGITS = 1 << 24
+"""Logits that exist at once on a CPU; four float32 tensors of them in the backward pass."""
+_CACHE = 2 << 30
+"""`cache_bytes` of the engine `torch`, unless the job says otherwise."""
+_MAX_CONFIG = 4 << 20
+
+
+class Part(NamedTuple):
+    """A part of what a process needs."""
+
+    what: str
+    num_bytes: int
+    lower: str = ""
+    """The field that lowers it, or the value to give it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What of a model decides how much memory it needs."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    token_bytes: int
+    """Of keys and values, per token, with two bytes each."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """What one process needs at most, in its own memory or that of its device."""
+
+    process: str
+    parts: tuple[Part, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """All parts together."""
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def largest(self) -> tuple[Part, ...]:
+        """Those that a field lowers, the largest first."""
+        found = (part for part in self.parts if part.lower and part.num_bytes)
+        return tuple(sorted(found, key=lambda part: -part.num_bytes))
+
+
+def size_of(folder: Path) -> ModelSize | None:
+    """The size of a model in Hugging Face layout; None: the folder does not tell it."""
+    try:
+        with (folder / "config.json").open("rb") as file:
+            config: Any = json.loads(file.read(_MAX_CONFIG))
+        text = config.get("text_config") or config
+        files = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
+        heads = int(text["num_attention_heads"])
+        layers, hidden = int(text["num_hidden_layers"]), int(text["hidden_size"])
+        head = int(text.get("head_dim") or hidden // heads)
+        pairs = int(text.get("num_key_value_heads") or heads)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        return None
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    parameters = files // _ITEM.get(stored, 4)
+    if not parameters:
+        return None
+    return ModelSize(parameters, layers, hidden, token_bytes=4 * layers * pairs * head)
+
+
+def needs_of(spec: JobSpec, size: ModelSize) -> list[MemoryNeed]:
+    """What a job needs on one machine: its trainer, each of its rollout workers, and the rest.
+
+    Precisions are decided (`with_dtype`). The trainer's is that of one rank of
+    `trainer.world_size`, on a CPU; engines other than `torch` are taken to need as much as that.
+    """
+    rollout = MemoryNeed("a rollout worker", tuple(_rollout(spec, size)))
+    return [
+        MemoryNeed("the trainer", tuple(_trainer(spec, size))),
+        *[rollout] * spec.rollout.replicas,
+        MemoryNeed("the other services", (Part("processes", _LIGHT),)),
+    ]
+
+
+def _trainer(spec: JobSpec, size: ModelSize) -> list[Part]:
+    trainer, world = spec.trainer, spec.trainer.world_size
+    item, served = _ITEM.get(trainer.dtype, 4), _ITEM.get(spec.model.dtype, 4)
+    version = served * size.parameters
+    checked = spec.experience.max_staleness // trainer.publish_every + 2
+    kept = min(checked * version, trainer.mismatch.bytes) if trainer.mismatch.sequences else 0
+    tokens = trainer.tokens_per_micro_batch
+    layers = 2 if trainer.gradient_checkpointing else size.layers
+    states = item * size.hidden * (tokens * layers * _HIDDEN_STATES + tokens * size.layers)
+    logits = 4 * _ITEM["float32"] * _LOGITS
+    parts = [
+        Part("process", _PROCESS),
+        Part("activations", states + logits, "trainer.tokens_per_micro_batch"),
+        Part("versions served and kept for the mismatch check", max(2 * version, kept)),
+    ]
+    if trainer.lora is not None:
+        return [*parts, Part("weights", item * size.parameters // world)]
+    copies = item if item < _ITEM["float32"] and world == 1 else 0
+    state = (16 + copies) * size.parameters // world
+    return [*parts, Part("weights, gradients and AdamW", state, "trainer.lora")]
+
+
+def _rollout(spec: JobSpec, size: ModelSize) -> list[Part]:
+    item = _ITEM.get(spec.model.dtype, 4)
+    bound = int(spec.rollout.engine.options.get("cache_bytes", _CACHE))
+    tokens = spec.rollout.max_concurrent * spec.sampling.max_context
+    packed = 2 if spec.rollout.engine.options.get("packed", True) else 1
+    return [
+        Part("process", _PROCESS),
+        Part("weights, and those of the next version", 2 * packed * item * size.parameters),
+        Part("versions received", 2 * item * size.parameters),
+        Part(
+            "keys and values",
+            min(tokens * size.token_bytes * item // 2, bound),
+            "rollout.max_concurrent",
+        ),
+    ]

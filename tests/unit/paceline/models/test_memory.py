@@ -1,0 +1,111 @@
+"""What a job needs, by the size of its model; figures of docs/sizing.md."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import JobSpec, parse_job
+from paceline.models.memory import MemoryNeed, ModelSize, needs_of, size_of
+
+SMOLLM2 = ModelSize(parameters=134_515_008, layers=30, hidden=576, token_bytes=23_040)
+
+
+def job(**changes: Any) -> JobSpec:
+    spec: dict[str, Any] = {
+        "name": "j",
+        "model": {"path": "m", "dtype": "bfloat16"},
+        "tasks": {"environment": "arithmetic"},
+        "reward": [{"kind": "exact"}],
+        "experience": {"max_staleness": 2},
+        "trainer": {"dtype": "bfloat16", "tokens_per_micro_batch": 1024},
+    }
+    for name, value in changes.items():
+        spec[name] = {**spec.get(name, {}), **value}
+    return parse_job(spec)
+
+
+def trainer(**changes: Any) -> dict[str, int]:
+    """Bytes of its parts."""
+    need = needs_of(job(**changes), SMOLLM2)[0]
+    return {part.what.split(",")[0].split()[0]: part.num_bytes for part in need.parts}
+
+
+def total(**changes: Any) -> int:
+    return sum(need.num_bytes for need in needs_of(job(**changes), SMOLLM2))
+
+
+def test_a_trainer_has_weights_gradients_and_both_moments_in_float32_and_a_copy_that_computes() -> (
+    None
+):
+    assert trainer()["weights"] == (16 + 2) * SMOLLM2.parameters
+    assert trainer(trainer={"dtype": "float32"})["weights"] == 16 * SMOLLM2.parameters
+    assert trainer(trainer={"world_size": 4})["weights"] == 16 * SMOLLM2.parameters // 4
+
+
+def test_versions_are_bounded_by_staleness_and_by_the_job() -> None:
+    version = 2 * SMOLLM2.parameters
+    assert trainer(trainer={"mismatch": {"bytes": 1 << 40}})["versions"] == 4 * version
+    assert trainer(trainer={"mismatch": {"bytes": 3 * version}})["versions"] == 3 * version
+    assert trainer(trainer={"mismatch": {"sequences": 0}})["versions"] == 2 * version
+
+
+@pytest.mark.parametrize(
+    "less",
+    [
+        {"trainer": {"lora": {"rank": 8}}},
+        {"trainer": {"tokens_per_micro_batch": 256}},
+        {"trainer": {"gradient_checkpointing": True}},
+        {"rollout": {"max_concurrent": 16}},
+        {"rollout": {"engine": {"kind": "torch", "packed": False}}},
+    ],
+)
+def test_fields_that_lower_it(less: dict[str, Any]) -> None:
+    assert total(**less) < total()
+
+
+def test_each_rollout_worker_counts() -> None:
+    names = [need.process for need in needs_of(job(rollout={"replicas": 3}), SMOLLM2)]
+    assert names == ["the trainer", *["a rollout worker"] * 3, "the other services"]
+
+
+def test_what_lowers_it_is_told_largest_first() -> None:
+    need = needs_of(job(), SMOLLM2)[0]
+    assert [part.lower for part in need.largest] == [
+        "trainer.lora",
+        "trainer.tokens_per_micro_batch",
+    ]
+    assert isinstance(need, MemoryNeed)
+
+
+CONFIG: dict[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "torch_dtype": "bfloat16",
+}
+
+
+def folder(path: Path, text: str, num_bytes: int = 2000) -> Path:
+    (path / "config.json").write_text(text)
+    (path / "model.safetensors").write_bytes(bytes(num_bytes))
+    return path
+
+
+def test_the_size_of_a_model_comes_from_its_files(tmp_path: Path) -> None:
+    found = size_of(folder(tmp_path, json.dumps(CONFIG)))
+    assert found == ModelSize(parameters=1000, layers=4, hidden=64, token_bytes=2 * 2 * 4 * 2 * 8)
+    nested = size_of(folder(tmp_path, json.dumps({"text_config": CONFIG, "dtype": "float32"})))
+    assert nested is not None
+    assert nested.parameters == 500
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "null", '{"text_config": 3}', json.dumps(CONFIG | {"hidden_size": "wide"})]
+)
+def test_a_model_that_does_not_tell_it_is_unknown(text: str, tmp_path: Path) -> None:
+    assert size_of(folder(tmp_path, text)) is None
+    assert size_of(folder(tmp_path, json.dumps(CONFIG), num_bytes=0)) is None
+    assert size_of(tmp_path / "none") is None
