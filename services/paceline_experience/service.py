@@ -58,7 +58,6 @@ from paceline_experience.jobs.own_tasks import OwnTasks
 from paceline_experience.jobs.service import JobService
 from paceline_experience.jobs.training import Training
 from paceline_experience.ledger.ledger import JobLedger
-from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.liveness import StoreLiveness
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.store.store import Store
@@ -233,6 +232,8 @@ class ExperienceService(Service):
 
     async def start(self) -> None:
         """Open the ledgers of all live jobs."""
+        if self._options.read_only:
+            return
         await self._deletion.abandon(await self._jobs.repair())
         await self._ledgers.open_all()
         await self._tenants.refresh()
@@ -242,13 +243,15 @@ class ExperienceService(Service):
         """Sweep leases, evals and members, and keep the ownership of jobs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_members(), name="members")
+            tasks.create_task(self._liveness.run(), name="liveness")
+            if self._options.read_only:
+                return
             tasks.create_task(self._keep_ownership(), name="ownership")
             tasks.create_task(self._sweep(tasks), name="sweep")
             for each in self._repeated():
                 tasks.create_task(self._repeat(*each))
             tasks.create_task(self._own_tasks.follow(self._live_code), name="packages")
             tasks.create_task(self._follow_roster(), name="roster")
-            tasks.create_task(self._liveness.run(), name="liveness")
             tasks.create_task(self._own_functions.sweep(), name="own functions")
             tasks.create_task(self._collector.run_waits(), name="waits")
             tasks.create_task(self._collector.run_collect(), name="collect")
@@ -354,9 +357,6 @@ class ExperienceService(Service):
             load={"cpu_s": time.process_time()},
             pid=os.getpid(),
         )
-
-    def _meter(self, job_id: str) -> JobMeter:
-        return self._collector.meter(job_id)
 
     def _hooks(self, job: Job) -> JobHooks:
         return JobHooks(

@@ -213,3 +213,42 @@ def test_top_names_the_bottleneck(
         assert job_id in done.stdout
         assert "rollout" in done.stdout
         client.cancel(job_id)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_what_is_stored_is_read_where_nothing_runs_any_more(
+    platform: Any,
+    finished: str,
+    tiny_job: Callable[..., dict[str, Any]],
+    until: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    job = tiny_job(name="unfinished", stop={"steps": 100_000})
+    del job["eval"]
+    with platform.client() as client:
+        going = client.submit(job).status.job_id
+        until(lambda: client.get(going).status.step > 3, "no steps")
+    wanted = episodes(platform, finished, "-n", "500")
+    platform.stop()
+    before = files_of(platform.run_dir)
+    # Two commands at once.
+    command = [sys.executable, "-m", "paceline.cli", "verify", going]
+    place = {**os.environ, "PACELINE_RUN_DIR": str(platform.run_dir)}
+    with subprocess.Popen(command, env=place, stdout=subprocess.PIPE, text=True) as other:
+        assert episodes(platform, finished, "-n", "500") == wanted
+        told, _ = other.communicate(timeout=PATIENCE_S)
+    assert (other.returncode, told.splitlines()[-1]) == (0, "ok")
+    listed = paceline(platform, "list", "--all").stdout
+    assert all(job_id in listed for job_id in (finished, going))
+    assert paceline(platform, "watch", finished).returncode == 0
+    over = paceline(platform, "watch", going)
+    assert (over.returncode, "nothing runs in" in over.stderr) == (3, True)
+    chart = tmp_path / "curves.png"
+    assert paceline(platform, "plot", finished, going, "-o", str(chart)).returncode == 0
+    assert "job.submit" in paceline(platform, "audit-log", "--json").stdout
+    refused = paceline(platform, "cancel", going)
+    assert (refused.returncode, "no gateway runs there" in refused.stderr) == (3, True)
+    assert files_of(platform.run_dir) == before

@@ -221,7 +221,7 @@ class Ledgers:
         if found is not None:
             return found
         job = await self._jobs.get(job_id)
-        if not job.status.state.terminal:
+        if not job.status.state.terminal and not self._options.read_only:
             with suppress(OverError):
                 return await self.activate(job)
         async with self._lock(job_id):

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from paceline.api.documents import AuditEntryView, TokenView
 from paceline.cli.entry import Exit
-from paceline.cli.remote import client_of
+from paceline.cli.target.clients import client_of, reader_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
@@ -44,7 +44,7 @@ def create(arguments: Namespace) -> int:
 def list_tokens(arguments: Namespace) -> int:
     """`paceline tokens list`."""
     table = Table("id", "name", "tenant", "role", "age", "used", "ends", "made by", box=None)
-    with client_of(arguments) as client:
+    with reader_of(arguments) as client:
         for token in client.list_tokens(tenant=arguments.tenant).tokens:
             table.add_row(*_row(token))
     SafeConsole().print(table)
@@ -61,7 +61,7 @@ def revoke(arguments: Namespace) -> int:
 
 def audit_log(arguments: Namespace) -> int:
     """`paceline audit-log`: the newest entries in chronological order, as in a log."""
-    with client_of(arguments) as client:
+    with reader_of(arguments) as client:
         found = _newest(client, arguments.lines, arguments.tenant, arguments.action)
     if arguments.json:
         for entry in reversed(found):

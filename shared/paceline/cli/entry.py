@@ -77,7 +77,7 @@ def _add_local(commands: Any) -> None:
     run = _command(commands, "run", "local:run", "run a job to completion on this machine")
     _add_job_file(run)
     _add_data(run)
-    _add_run_dir(run, "default: runs/ and the job's name")
+    _add_run_dir(run, "default: PACELINE_RUN_DIR, else runs/ and the job's name")
     _add_base(run, None, "8300 if it is free")
     run.add_argument(
         "--again",
@@ -102,7 +102,7 @@ def _add_local(commands: Any) -> None:
     for command in (run, trial):
         command.set_defaults(data_folders=None)  # one user's jobs read all that the user may
     up = _command(commands, "up", "local:up", "serve on this machine until interrupted")
-    _add_run_dir(up, "default: runs/local")
+    _add_run_dir(up, "default: PACELINE_RUN_DIR, else runs/local")
     up.add_argument(
         "--data-folder",
         dest="data_folders",
@@ -148,7 +148,9 @@ def _add_remote(commands: Any) -> None:
         "-n", "--lines", type=int, default=50, help="number of last lines (default: 50)"
     )
     logs.add_argument("-f", "--follow", action="store_true", help="wait for more lines")
-    _add_run_dir(logs, "default: runs/local")
+    _add_run_dir(
+        logs, "default: PACELINE_RUN_DIR, else runs/local while it serves, else the last run's"
+    )
 
 
 def _add_access(commands: Any) -> None:
@@ -309,7 +311,12 @@ def _add_gateway(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--url", default="", help="gateway URL (default: PACELINE_URL, else as for --run-dir)"
     )
-    _add_run_dir(command, "run directory whose gateway to use without a URL (default: runs/local)")
+    _add_run_dir(
+        command,
+        "run directory whose gateway to use without a URL; where none runs, commands that only "
+        "read show what is stored there (default: PACELINE_RUN_DIR, else runs/local while it "
+        "serves, else that of the last run)",
+    )
     command.add_argument(
         "--token-file",
         type=Path,

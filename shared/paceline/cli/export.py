@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -14,8 +13,9 @@ from rich.table import Table
 
 from paceline.api.documents import JobView
 from paceline.cli.entry import Exit
-from paceline.cli.remote import DEFAULT_RUN_DIR, client_of
 from paceline.cli.report import read_metrics
+from paceline.cli.target.clients import named_url, reader_of
+from paceline.cli.target.run_dirs import run_dir_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.config.load import load
 from paceline.config.sections.model import ModelSettings
@@ -32,7 +32,7 @@ def export(arguments: Namespace) -> int:
     if importlib.util.find_spec("paceline_trainer") is None:
         raise ConfigError("export needs the trainer: pip install 'paceline[trainer]'")
     job, rows = job_and_rows(arguments)
-    run_dir: Path = arguments.run_dir or DEFAULT_RUN_DIR
+    run_dir: Path = run_dir_of(arguments)
     models = models_of(arguments) or ModelSettings()
     request = {
         **job.model_dump(mode="json"),
@@ -75,9 +75,9 @@ def job_and_rows(arguments: Namespace, *, rows: bool = True) -> tuple[JobView, l
     Raises:
         NotFoundError: there is no such job; the message names those that there are.
     """
-    if arguments.url or (not arguments.run_dir and os.environ.get("PACELINE_URL")):
+    if named_url(arguments):
         return _from_gateway(arguments, rows)
-    run_dir: Path = arguments.run_dir or DEFAULT_RUN_DIR
+    run_dir: Path = run_dir_of(arguments)
     folder = run_dir / "jobs" / arguments.job
     record = read_json(folder / "job.json") if Path(arguments.job).name == arguments.job else None
     if record is None:
@@ -103,7 +103,7 @@ def _from_gateway(arguments: Namespace, wanted: bool) -> tuple[JobView, list[Row
             "`storage.url` of the installation, or the folder that its volume is mounted at"
         )
     found: list[Row] = []
-    with client_of(arguments) as client:
+    with reader_of(arguments) as client:
         job = client.get(arguments.job)
         after = 0
         while wanted:

@@ -9,7 +9,8 @@ from typing import Any, cast
 from paceline.cli.check import override
 from paceline.cli.entry import Exit
 from paceline.cli.progress import follow
-from paceline.cli.remote import client_of, verdict
+from paceline.cli.remote import verdict
+from paceline.cli.target.clients import client_of
 from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
 from paceline.config.documents import read_yaml

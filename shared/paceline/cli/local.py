@@ -24,7 +24,8 @@ from paceline.cli.check import (
 from paceline.cli.entry import Exit
 from paceline.cli.export import models_of
 from paceline.cli.progress import follow
-from paceline.cli.remote import DEFAULT_RUN_DIR, all_jobs, verdict
+from paceline.cli.remote import all_jobs, verdict
+from paceline.cli.target.run_dirs import DEFAULT_RUN_DIR, named_run_dir, remember
 from paceline.cli.terminal.printing import say
 from paceline.client import calls
 from paceline.client.client import Client
@@ -55,8 +56,9 @@ LIVE = [state.value for state in JobState if not state.terminal]
 
 def up(arguments: Namespace) -> int:
     """`paceline up`: serve until interrupted."""
-    run_dir = arguments.run_dir or DEFAULT_RUN_DIR
+    run_dir = named_run_dir(arguments) or DEFAULT_RUN_DIR
     with running(run_dir, arguments) as local, contextlib.suppress(KeyboardInterrupt):
+        remember(run_dir)
         say(f"serving at {local.url} (API docs at {local.url}/docs), files in {run_dir}")
         say(f"the API token is in {run_dir / TOKEN_FILE}, where paceline commands find it")
         say("stop with Ctrl-C")
@@ -69,13 +71,14 @@ def run(arguments: Namespace) -> int:
     spec = with_dtype(read_job(arguments.job_file, arguments.overrides, arguments.data), "auto")
     check(spec, allowed_targets(arguments))
     check_endpoints(spec, arguments.endpoints)
-    run_dir = arguments.run_dir or Path("runs") / spec.name
+    run_dir = named_run_dir(arguments) or Path("runs") / spec.name
     if not arguments.again:
         _check_unfinished(run_dir)
     with (
         running(run_dir, arguments) as local,
         Client(local.url, token=local.token) as client,
     ):
+        remember(run_dir)
         prepared, archives = calls.with_uploads(spec)
         for archive in archives:
             client.upload(archive)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from paceline.cli.entry import Exit
-from paceline.cli.remote import client_of
+from paceline.cli.target.clients import reader_of
 from paceline.cli.terminal.printing import say
 from paceline.client.curves import REWARD, figure, metric_names, save
 from paceline.errors import ConfigError
@@ -17,7 +17,7 @@ def plot(arguments: Namespace) -> int:
     """`paceline plot JOB … -o curves.png`."""
     if arguments.smooth < 1:
         raise ConfigError("--smooth: at least 1")
-    with client_of(arguments) as client:
+    with reader_of(arguments) as client:
         rows = {job_id: client.history(job_id).rows for job_id in dict.fromkeys(arguments.jobs)}
     if _LIST in arguments.metric:
         every = {name for found in rows.values() for name in metric_names(found)}

@@ -16,15 +16,13 @@ from paceline.api.documents import JobView, ListedJob
 from paceline.cli.check import read_job
 from paceline.cli.entry import Exit
 from paceline.cli.progress import follow, partial_eval
+from paceline.cli.target.clients import client_of, reader_of
+from paceline.cli.target.run_dirs import run_dir_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
 from paceline.enums import EXPLAINED, JobState
-from paceline.errors import ConfigError, NotFoundError, UnavailableError
-from paceline.files import read_json, token_of
-
-DEFAULT_URL = "http://127.0.0.1:8300"
-DEFAULT_RUN_DIR = Path("runs/local")
+from paceline.errors import NotFoundError
 
 
 def submit(arguments: Namespace) -> int:
@@ -43,7 +41,7 @@ def list_jobs(arguments: Namespace) -> int:
     live = [state.value for state in JobState if not state.terminal]
     table = Table("id", "name", "state", "step", "eval reward", "age", box=None)
     told: list[str] = []
-    with client_of(arguments) as client:
+    with reader_of(arguments) as client:
         for job in all_jobs(client, [] if arguments.all else live):
             status = job.status
             reward = "" if status.eval_reward is None else f"{status.eval_reward:.3f}"
@@ -67,7 +65,7 @@ def list_jobs(arguments: Namespace) -> int:
 
 def watch(arguments: Namespace) -> int:
     """`paceline watch ID`."""
-    with client_of(arguments) as client:
+    with reader_of(arguments) as client:
         return verdict(follow(client, arguments.job, quiet=arguments.quiet))
 
 
@@ -81,7 +79,7 @@ def cancel(arguments: Namespace) -> int:
 
 def verify(arguments: Namespace) -> int:
     """`paceline verify ID`."""
-    with client_of(arguments) as client:
+    with reader_of(arguments) as client:
         report = client.verify(arguments.job)
     counts = [*report.counts.items(), *((f"dropped: {k}", n) for k, n in report.dropped.items())]
     for name, number in counts:
@@ -94,7 +92,7 @@ def verify(arguments: Namespace) -> int:
 
 def logs(arguments: Namespace) -> int:
     """`paceline logs [NAME]`."""
-    folder = (arguments.run_dir or DEFAULT_RUN_DIR) / "logs"
+    folder = run_dir_of(arguments) / "logs"
     if not arguments.name:
         for path in sorted(folder.glob("*.log")):
             say(path.stem)
@@ -110,28 +108,6 @@ def logs(arguments: Namespace) -> int:
         if arguments.follow:
             _follow_file(found[0], handles[0])
     return Exit.OK
-
-
-def client_of(arguments: Namespace) -> Client:
-    """A client of the gateway given by option or environment, else of the run directory's.
-
-    Raises:
-        UnavailableError: a run directory is named in which no gateway runs. One that listens at the
-            usual port may be another's, and the token of a run directory is not for it.
-    """
-    url = arguments.url or ("" if arguments.run_dir else os.environ.get("PACELINE_URL", ""))
-    run_dir = None if url else arguments.run_dir or DEFAULT_RUN_DIR
-    if run_dir is not None:
-        note = read_json(run_dir / "gateway.json") or {}
-        if "http" not in note and arguments.run_dir:
-            raise UnavailableError(
-                f"--run-dir {run_dir}: no gateway runs there; start one with "
-                f"`paceline up --run-dir {run_dir}`, or name another with --url"
-            )
-        run_dir = run_dir if "http" in note else None
-        url = note.get("http", DEFAULT_URL)
-    token = _token(arguments.token_file, run_dir)
-    return Client(url, token=token, ca=_authorities(arguments.ca))
 
 
 def all_jobs(client: Client, states: list[str]) -> list[ListedJob]:
@@ -156,26 +132,6 @@ def verdict(job: JobView) -> int:
     if partial := partial_eval(last):
         say(f"{status.job_id}: the last eval: {partial}", error=True)
     return Exit.INCONSISTENT if status.summary.get("ledger_consistent") is False else Exit.OK
-
-
-def _token(path: Path | None, run_dir: Path | None) -> str:
-    """Read the API token from a file, the environment, or the gateway's run directory.
-
-    There is no option for the token itself: every user of the machine can see arguments.
-    """
-    if path is None:
-        told = os.environ.get("PACELINE_TOKEN", "")
-        return told or (token_of(run_dir) if run_dir is not None else "")
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise ConfigError(f"--token-file {path}: {error.strerror}") from None
-
-
-def _authorities(path: Path | None) -> Path | None:
-    if path is not None and not path.is_file():
-        raise ConfigError(f"--ca {path}: no such file")
-    return path
 
 
 def _show_end(handle: IO[str], *, lines: int) -> None:

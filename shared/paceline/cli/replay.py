@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from paceline.api.documents import ImportView
 from paceline.cli.entry import Exit
-from paceline.cli.remote import client_of
+from paceline.cli.target.clients import client_of
 from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
 from paceline.config.quota import MAX_SPEC_BYTES

@@ -10,7 +10,7 @@ from rich.table import Table
 from paceline.api.documents import TenantView
 from paceline.api.tenants import COUNTS, LIMITS, SIZES
 from paceline.cli.entry import Exit
-from paceline.cli.remote import client_of
+from paceline.cli.target.clients import client_of, reader_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.config.load import validate
 from paceline.config.quota import Quota
@@ -20,7 +20,7 @@ from paceline.text import human_bytes
 
 def show(arguments: Namespace) -> int:
     """`paceline tenants`."""
-    with client_of(arguments) as client:
+    with reader_of(arguments) as client:
         _print(client.list_tenants(tenant=arguments.tenant).tenants)
     return Exit.OK
 

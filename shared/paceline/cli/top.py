@@ -19,7 +19,7 @@ from paceline.api.activity import Activity, JobActivity, ProcessActivity
 from paceline.api.blame import Attribution, ServiceUse, attribute
 from paceline.api.documents import ActivityView
 from paceline.cli.entry import Exit
-from paceline.cli.remote import client_of
+from paceline.cli.target.clients import reader_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
@@ -39,7 +39,7 @@ def top(arguments: Namespace) -> int:
         raise ConfigError(f"--interval: at least {_LEAST_S:g}")
     console = SafeConsole()
     live = console.is_terminal and not (arguments.once or arguments.json)
-    with client_of(arguments) as client:
+    with reader_of(arguments) as client:
         if live:
             _watch(client, arguments, console)
             return Exit.OK

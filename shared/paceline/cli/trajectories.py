@@ -21,7 +21,7 @@ from rich.text import Text
 from paceline.api.documents import JobView
 from paceline.api.episodes import ListedEpisode
 from paceline.cli.entry import Exit
-from paceline.cli.remote import client_of
+from paceline.cli.target.clients import StoredClient, reader_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
 from paceline.cli.terminal.tokens import Colouring, Pieces, legend, numbered, transcript_text
@@ -44,7 +44,7 @@ def trajectories(arguments: Namespace) -> int:
     """`paceline trajectories JOB`."""
     if arguments.limit < 1:
         raise ConfigError("--limit: at least 1")
-    with client_of(arguments) as client:
+    with reader_of(arguments) as client:
         if arguments.follow:
             return _follow(client, arguments)
         found = list(_found(client, arguments, limit=arguments.limit))
@@ -105,6 +105,8 @@ def _in_full(arguments: Namespace) -> bool:
 
 def _follow(client: Client, arguments: Namespace) -> int:
     """Show what is stored, then what is new, until the job ends."""
+    if isinstance(client, StoredClient):
+        client.check_over(arguments.job)
     seen: set[_Key] = set()
     most = before = arguments.limit
     step = sys.maxsize

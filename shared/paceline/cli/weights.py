@@ -8,7 +8,7 @@ from rich.table import Table
 
 from paceline.api.documents import WeightsView
 from paceline.cli.entry import Exit
-from paceline.cli.remote import client_of
+from paceline.cli.target.clients import reader_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.weights.placement import PublishedVersion, WeightHolder
 from paceline.weights.route import TransferProgress
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 def show(arguments: Namespace) -> int:
     """`paceline weights ID`."""
-    with client_of(arguments) as client:
+    with reader_of(arguments) as client:
         found = client.list_weights(arguments.job)
     console = SafeConsole()
     if not found.versions:

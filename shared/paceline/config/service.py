@@ -344,6 +344,9 @@ class ExperienceOptions(StrictModel):
     plugins_bytes: int = Field(default=2 << 30, ge=1 << 20)
     """Memory limit of the separate process that tries them before a job is accepted."""
     webhooks: WebhookSettings = WebhookSettings()
+    read_only: bool = False
+    """Only reads the store, as commands on a run directory need it in which nothing runs: no job
+    goes on, ends or is deleted, and no webhook is sent."""
 
 
 class EnvironmentOptions(StrictModel):

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -79,13 +79,16 @@ class Local:
         plugins: PluginSettings | None = None,
         storage: str = "",
         experience_proxy: str = "",
+        kinds: Sequence[WorkerKind] = KINDS,
     ) -> None:
         """`http_port` is the usual one if null and it can be had; 0, or if not: any free one.
 
         `tokenizers` run in the processes of the services if null: one user owns all jobs.
 
         All services reach experience at `experience_proxy` (host:port), if there is one.
+        Without the controller among `kinds`, nothing else is started, and no job goes on.
         """
+        self._kinds = tuple(kinds)
         self.run_dir = run_dir.resolve()
         self._store_url = store_url
         self._options = dict(options or {})
@@ -132,8 +135,8 @@ class Local:
             lay_out(self.run_dir / "monitoring")
             self._start_store()
             self._beat()
-            issue(self._keys, KINDS)
-            for kind in KINDS:
+            issue(self._keys, self._kinds)
+            for kind in self._kinds:
                 self._prepare(kind)
             self._guard.start()
             self._wait_until_ready(timeout_s)
@@ -308,7 +311,7 @@ class Local:
 
     def _wait_until_ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        waiting = list(KINDS)
+        waiting = list(self._kinds)
         while waiting:
             kind = waiting[0]
             if self._is_ready(kind):

@@ -12,7 +12,7 @@ from rich.text import Text
 from paceline.cli.doctor import installation, machine
 from paceline.cli.doctor.cluster import cluster
 from paceline.cli.doctor.finding import Condition, Finding
-from paceline.cli.remote import DEFAULT_RUN_DIR
+from paceline.cli.target.run_dirs import run_dir_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
 from paceline.text import visible
@@ -56,7 +56,7 @@ def _checks(arguments: Namespace) -> Iterator[Finding]:
     yield machine.engines()
     yield from machine.roles()
     yield machine.sandbox()
-    yield from machine.disk(arguments.run_dir or DEFAULT_RUN_DIR)
+    yield from machine.disk(run_dir_of(arguments))
     yield machine.files()
     yield installation.store(arguments.store) if arguments.store else installation.embedded_store()
     yield installation.port()

@@ -6,14 +6,14 @@ import os
 from argparse import Namespace
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
 from paceline import __version__
 from paceline.cli.doctor.finding import Condition, Finding, broken, note, ok
-from paceline.cli.remote import DEFAULT_RUN_DIR, client_of
+from paceline.cli.target.clients import client_of, named_url, target_of
+from paceline.cli.target.run_dirs import named_run_dir, run_dir_of
 from paceline.config.store_url import plain, without_secrets
 from paceline.errors import (
     AuthenticationError,
@@ -21,7 +21,6 @@ from paceline.errors import (
     PermissionDeniedError,
     StoreError,
 )
-from paceline.files import read_json
 from paceline.local.ports import USUAL_PORT, is_free
 from paceline.proxies import httpx_options
 
@@ -115,10 +114,9 @@ def hub(client: httpx.Client | None = None) -> Finding:
 
 def gateway(arguments: Namespace) -> Iterator[Finding]:
     """The gateway that the other commands would call, if one was named or is running."""
-    named = arguments.url or os.environ.get("PACELINE_URL", "")
-    run_dir: Path = arguments.run_dir or DEFAULT_RUN_DIR
-    if not named and not (arguments.run_dir or read_json(run_dir / "gateway.json")):
-        yield ok("gateway", f"none is named, and none runs in {run_dir}")
+    named = named_url(arguments)
+    if not target_of(arguments).url and named_run_dir(arguments) is None:
+        yield ok("gateway", f"none is named, and none runs in {run_dir_of(arguments)}")
         return
     try:
         with client_of(arguments) as client:

@@ -1,0 +1,1 @@
+"""Which installation, or which run directory, a command is about."""
