@@ -248,7 +248,7 @@ def test_what_is_stored_is_read_where_nothing_runs_any_more(
     assert (over.returncode, "nothing runs in" in over.stderr) == (3, True)
     chart = tmp_path / "curves.png"
     assert paceline(platform, "plot", finished, going, "-o", str(chart)).returncode == 0
-    assert "job.submit" in paceline(platform, "audit-log", "--json").stdout
+    assert "job.submit" in paceline(platform, "audit-log").stdout
     refused = paceline(platform, "cancel", going)
     assert (refused.returncode, "no gateway runs there" in refused.stderr) == (3, True)
     assert files_of(platform.run_dir) == before

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
-
-from rich.table import Table
+from collections.abc import Iterable
 
 from paceline.api.documents import AuditEntryView, TokenView
 from paceline.cli.entry import Exit
 from paceline.cli.target.clients import client_of, reader_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
+from paceline.cli.terminal.tables import Column, FittingTable
 from paceline.client.client import Client
 from paceline.errors import ConfigError
 
@@ -43,12 +43,21 @@ def create(arguments: Namespace) -> int:
 
 def list_tokens(arguments: Namespace) -> int:
     """`paceline tokens list`."""
-    table = Table("id", "name", "tenant", "role", "age", "used", "ends", "made by", box=None)
     with reader_of(arguments) as client:
-        for token in client.list_tokens(tenant=arguments.tenant).tokens:
-            table.add_row(*_row(token))
-    SafeConsole().print(table)
+        found = client.list_tokens(tenant=arguments.tenant).tokens
+    SafeConsole().print(token_table(found))
     return Exit.OK
+
+
+def token_table(tokens: Iterable[TokenView]) -> FittingTable:
+    """One row per token."""
+    table = FittingTable(
+        *("id", "name", Column("tenant", 1), "role", Column("age", 3), Column("used", 2), "ends"),
+        Column("made by", 4),
+    )
+    for token in tokens:
+        table.add_row(*_row(token))
+    return table
 
 
 def revoke(arguments: Namespace) -> int:
@@ -67,12 +76,19 @@ def audit_log(arguments: Namespace) -> int:
         for entry in reversed(found):
             say(entry.model_dump_json())
         return Exit.OK
-    names = ("time", "who", "role", "from", "action", "tenant", "target", "outcome", "detail")
-    table = Table(*names, box=None)
-    for entry in reversed(found):
-        table.add_row(*_cells(entry))
-    SafeConsole().print(table)
+    SafeConsole().print(audit_table(reversed(found)))
     return Exit.OK
+
+
+def audit_table(entries: Iterable[AuditEntryView]) -> FittingTable:
+    """One row per entry."""
+    table = FittingTable(
+        *("time", "who", Column("role", 3), Column("from", 4), "action", Column("tenant", 2)),
+        *("target", "outcome", Column("detail", 1, is_long=True)),
+    )
+    for entry in entries:
+        table.add_row(*_cells(entry))
+    return table
 
 
 def _newest(client: Client, number: int, tenant: str, action: str) -> list[AuditEntryView]:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from paceline.cli.check import allowed_targets, check, read_job
 from paceline.cli.entry import Exit
 from paceline.cli.terminal.console import SafeConsole
+from paceline.cli.terminal.tables import Column, FittingTable
 from paceline.cli.trial import tokenizer_for
 from paceline.config import JobSpec
 from paceline.data import JobData, takes_data
@@ -179,9 +180,9 @@ def _doubts(answers: Sequence[Any], kind: str) -> Iterator[str]:
         )
 
 
-def sizes(found: Sequence[Prompts]) -> Table:
+def sizes(found: Sequence[Prompts]) -> FittingTable:
     """How many tasks each purpose has."""
-    table = Table("tasks", "in an epoch", "distinct rows", box=None)
+    table = FittingTable("tasks", "in an epoch", "distinct rows")
     for each in found:
         distinct = len(each.source)
         if isinstance(each.source, DatasetTasks):
@@ -190,9 +191,11 @@ def sizes(found: Sequence[Prompts]) -> Table:
     return table
 
 
-def mixture(label: str, source: DatasetTasks) -> Table:
+def mixture(label: str, source: DatasetTasks) -> FittingTable:
     """The share of each source."""
-    table = Table(f"sources of {label}", "tasks of it", "in an epoch", "share", box=None)
+    table = FittingTable(
+        Column(f"sources of {label}", is_long=True), "tasks of it", "in an epoch", "share"
+    )
     counts = source.counts()
     total = sum(size for _, size in counts)
     for name, (distinct, size) in zip(source.names, counts, strict=True):
@@ -210,20 +213,19 @@ def shown(task: Task, text: str, num_tokens: int) -> Text:
     return found
 
 
-def length_table(rows: Sequence[tuple[str, list[int]]], *, max_context: int, most: int) -> Table:
+def length_table(rows: Sequence[tuple[str, list[int]]], *, max_context: int, most: int) -> Group:
     """Percentiles of tokens, and how many prompts are too long."""
-    table = Table(
-        *("tokens of prompts", "counted", "min", "median", "90 %", "99 %", "max"),
-        f"over {most}",
-        f"over {max_context}",
-        box=None,
-        caption=f"{max_context}: max_context, no episode starts; {most}: less max_tokens, so that "
-        "the reply may be cut off",
-        caption_justify="left",
+    table = FittingTable(
+        *("tokens of prompts", Column("counted", 2), Column("min", 3), "median"),
+        *(Column("90 %", 1), Column("99 %", 4), "max", f"over {most}", f"over {max_context}"),
     )
     for label, tokens in rows:
         cells = [str(tokens[min(len(tokens) - 1, len(tokens) * p // 100)]) for p in _PERCENTILES]
         over = [sum(each > limit for each in tokens) for limit in (most, max_context)]
         told = [Text(f"{n} ({n / len(tokens):.1%})", "red" if n else "") for n in over]
         table.add_row(label, str(len(tokens)), *cells, *told)
-    return table
+    caption = (
+        f"{max_context}: max_context, no episode starts; {most}: less max_tokens, so that the "
+        "reply may be cut off"
+    )
+    return Group(table, Text(caption, "italic dim"))

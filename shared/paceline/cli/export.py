@@ -9,14 +9,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from paceline.api.documents import JobView
 from paceline.cli.entry import Exit
 from paceline.cli.report import read_metrics
 from paceline.cli.target.clients import named_url, reader_of
 from paceline.cli.target.run_dirs import run_dir_of
 from paceline.cli.terminal.console import SafeConsole
+from paceline.cli.terminal.tables import Column, FittingTable
 from paceline.config.load import load
 from paceline.config.sections.model import ModelSettings
 from paceline.config.service import ModelsFile
@@ -61,7 +60,7 @@ def checkpoints(arguments: Namespace) -> int:
     """`paceline checkpoints JOB`."""
     job, _ = job_and_rows(arguments, rows=False)
     metric = ((job.spec["trainer"].get("checkpoint") or {}).get("best") or {}).get("metric", "")
-    table = Table("step", metric or "value", "", "digest", box=None)
+    table = FittingTable("step", metric or "value", "", Column("digest", 1))
     for each in job.status.checkpoints:
         value = "" if each.value is None else f"{each.value:.4f}"
         table.add_row(str(each.step), value, "best" if each.best else "", each.digest[:12])

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, cast
-
-from rich.table import Table
 
 from paceline.api.documents import JobView, ListedJob
 from paceline.cli.check import read_job
@@ -20,6 +18,7 @@ from paceline.cli.target.clients import client_of, reader_of
 from paceline.cli.target.run_dirs import run_dir_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
+from paceline.cli.terminal.tables import Column, FittingTable
 from paceline.client.client import Client
 from paceline.enums import EXPLAINED, JobState
 from paceline.errors import NotFoundError
@@ -39,28 +38,30 @@ def submit(arguments: Namespace) -> int:
 def list_jobs(arguments: Namespace) -> int:
     """`paceline list`."""
     live = [state.value for state in JobState if not state.terminal]
-    table = Table("id", "name", "state", "step", "eval reward", "age", box=None)
-    told: list[str] = []
     with reader_of(arguments) as client:
-        for job in all_jobs(client, [] if arguments.all else live):
-            status = job.status
-            reward = "" if status.eval_reward is None else f"{status.eval_reward:.3f}"
-            table.add_row(
-                status.job_id,
-                status.name,
-                status.state,
-                str(status.step),
-                reward,
-                f"{status.age_s:.0f} s",
-            )
-            if status.reason:
-                verb = "waits" if status.state in EXPLAINED else status.state
-                told.append(f"{status.job_id} {verb}: {status.reason}")
+        found = all_jobs(client, [] if arguments.all else live)
     console = SafeConsole()
-    console.print(table)
-    for line in told:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(job_table(found))
+    for status in (each.status for each in found):
+        if status.reason:
+            verb = "waits" if status.state in EXPLAINED else status.state
+            line = f"{status.job_id} {verb}: {status.reason}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     return Exit.OK
+
+
+def job_table(jobs: Iterable[ListedJob]) -> FittingTable:
+    """One row per job."""
+    table = FittingTable(
+        *("id", Column("name", 2), "state", "step", "eval reward", Column("age", 1))
+    )
+    for status in (each.status for each in jobs):
+        reward = "" if status.eval_reward is None else f"{status.eval_reward:.3f}"
+        table.add_row(
+            *(status.job_id, status.name, status.state, str(status.step), reward),
+            f"{status.age_s:.0f} s",
+        )
+    return table
 
 
 def watch(arguments: Namespace) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from rich.table import Table
-
 from paceline.api.documents import TenantView
 from paceline.api.tenants import COUNTS, LIMITS, SIZES
 from paceline.cli.entry import Exit
 from paceline.cli.target.clients import client_of, reader_of
 from paceline.cli.terminal.console import SafeConsole
+from paceline.cli.terminal.printing import say
+from paceline.cli.terminal.tables import Column, FittingTable
 from paceline.config.load import validate
 from paceline.config.quota import Quota
 from paceline.errors import ConfigError
@@ -51,17 +51,31 @@ def _value(text: str) -> Any:
 
 
 def _print(tenants: list[TenantView]) -> None:
-    console = SafeConsole()
-    table = Table("tenant", *map(_title, COUNTS), "weight", "", box=None)
+    if tenants:
+        SafeConsole().print(count_table(tenants), "", size_table(tenants), sep="\n")
+    else:
+        say("no tenant has an unfinished job or a quota of its own")
+
+
+def count_table(tenants: list[TenantView]) -> FittingTable:
+    """What each tenant has, and may have."""
+    counts = [Column(_title(name), rank) for rank, name in enumerate(COUNTS)]
+    quota = (Column("weight", len(COUNTS)), Column("quota", len(COUNTS) + 1))
+    table = FittingTable("tenant", *counts, *quota)
     for each in tenants:
         cells = [_cell(each, name) for name in COUNTS]
-        source = "" if each.is_custom else "default"
+        source = "its own" if each.is_custom else "default"
         table.add_row(each.name, *cells, f"{each.quota.weight:g}", source)
-    console.print(table)
-    sizes = Table("recent maximum", *map(_title, SIZES), box=None)
+    return table
+
+
+def size_table(tenants: list[TenantView]) -> FittingTable:
+    """One row for each size that is limited: as columns, they would not fit."""
+    table = FittingTable("tenant", "size of", "recent maximum")
     for each in tenants:
-        sizes.add_row(each.name, *(_cell(each, name) for name in SIZES))
-    console.print(sizes)
+        for name in SIZES:
+            table.add_row(each.name, _title(name), _cell(each, name))
+    return table
 
 
 def _title(name: str) -> str:

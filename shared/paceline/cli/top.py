@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import TypeAdapter
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from paceline.api.activity import Activity, JobActivity, ProcessActivity
@@ -22,6 +21,7 @@ from paceline.cli.entry import Exit
 from paceline.cli.target.clients import reader_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
+from paceline.cli.terminal.tables import Column, FittingTable
 from paceline.client.client import Client
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, DeadlineError, UnavailableError
@@ -120,14 +120,14 @@ def screen(now: Activity, found: Attribution) -> RenderableType:
     return Group(head, Text(), jobs_table(now, found), Text(), services_table(now, found))
 
 
-def jobs_table(now: Activity, found: Attribution) -> Table:
+def jobs_table(now: Activity, found: Attribution) -> FittingTable:
     """One row per unfinished job."""
-    names = ("job", "state", "step", "reward", "tokens/s", "stale", "leased", "groups", "waits for")
-    table = Table(box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name, no_wrap=name in ("job", "state"))
+    table = FittingTable(
+        *("job", "state", "step", "reward", Column("tokens/s", 2), Column("stale", 4)),
+        *(Column("leased", 5), Column("groups", 3), Column("waits for", 1, is_long=True)),
+    )
     for job in now.jobs:
-        table.add_row(*map(Text, _job(job, found)))
+        table.add_row(*_job(job, found))
     if not now.jobs:
         table.add_row("no unfinished job")
     return table
@@ -155,13 +155,15 @@ def _job(job: JobActivity, found: Attribution) -> tuple[str, ...]:
     )
 
 
-def services_table(now: Activity, found: Attribution) -> Table:
+def services_table(now: Activity, found: Attribution) -> FittingTable:
     """One row per kind of service, with what it waits for and what waits for it."""
-    names = ("service", "processes", "busy", "stalled", "load", "waits for", "cost")
-    table = Table(*names, box=None, pad_edge=False)
+    table = FittingTable(
+        *("service", Column("processes", 1), "busy", Column("stalled", 2)),
+        *(Column("load", 4, is_long=True), Column("waits for", 3, is_long=True), "cost"),
+    )
     for each in found.services:
         row = _service(each, now, found)
-        table.add_row(*map(Text, row), style="bold red" if each.kind == found.bottleneck else "")
+        table.add_row(*row, style="bold red" if each.kind == found.bottleneck else "")
     for name in ("store", "weights"):
         if found.scores.get(name, 0.0) > _LEAST_SHARE:
             style = "bold red" if name == found.bottleneck else ""

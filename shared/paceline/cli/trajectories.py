@@ -15,7 +15,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from paceline.api.documents import JobView
@@ -24,6 +23,7 @@ from paceline.cli.entry import Exit
 from paceline.cli.target.clients import StoredClient, reader_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
+from paceline.cli.terminal.tables import Column, FittingTable
 from paceline.cli.terminal.tokens import Colouring, Pieces, legend, numbered, transcript_text
 from paceline.client.client import Client
 from paceline.enums import Purpose
@@ -177,14 +177,15 @@ def _pager(console: Console) -> Any:
     return console.pager(styles=True)
 
 
-def table_of(found: Iterable[ListedEpisode]) -> Table:
+def table_of(found: Iterable[ListedEpisode]) -> FittingTable:
     """One row per episode."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("episode", "step", "reward", "parts", "adv", "age", "tokens", "turns", ""):
-        table.add_column(name, no_wrap=name in ("episode", "reward", "adv"))
-    table.add_column("says", no_wrap=True, overflow="ellipsis")
+    table = FittingTable(
+        *("episode", "step", "reward", Column("parts", 6), "adv", Column("age", 4)),
+        *(Column("tokens", 3), Column("turns", 5), Column("", 2)),
+        Column("says", 1, is_long=True, is_cut=True),
+    )
     for each in found:
-        table.add_row(*map(Text, _row(each)))
+        table.add_row(*_row(each))
     return table
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from rich.table import Table
-
 from paceline.api.documents import WeightsView
 from paceline.cli.entry import Exit
 from paceline.cli.target.clients import reader_of
 from paceline.cli.terminal.console import SafeConsole
+from paceline.cli.terminal.tables import Column, FittingTable
 from paceline.weights.placement import PublishedVersion, WeightHolder
 from paceline.weights.route import TransferProgress
 
@@ -28,17 +27,23 @@ def show(arguments: Namespace) -> int:
     return Exit.OK
 
 
-def versions_of(found: WeightsView) -> Table:
+def versions_of(found: WeightsView) -> FittingTable:
     """One row per version."""
-    table = Table("version", "step", "MiB", "chunk MiB", "route", "expected s", "sent", box=None)
+    table = FittingTable(
+        *("version", "step", "MiB", Column("chunk MiB", 3), Column("route", 1)),
+        *(Column("expected s", 2), "sent"),
+    )
     for each in found.versions:
         table.add_row(*_version(each))
     return table
 
 
-def holders_of(found: WeightsView) -> Table:
+def holders_of(found: WeightsView) -> FittingTable:
     """One row per seed and worker, with its progress on the newest version that it holds."""
-    table = Table("worker", "site", "active", "has", "chunks", "from", "MB/s", "trouble", box=None)
+    table = FittingTable(
+        *("worker", Column("site", 4), "active", "has", "chunks"),
+        *(Column("from", 3, is_long=True), Column("MB/s", 2), Column("trouble", 1, is_long=True)),
+    )
     for each in found.holders:
         table.add_row(*_holder(each))
     return table

@@ -28,7 +28,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CommandTarget:
     """What a command is about: a gateway at `url`, or only what is stored in `run_dir`."""
 
     url: str = ""
@@ -76,7 +76,7 @@ def client_of(arguments: Namespace) -> Client:
         _tell(target)
         return _client(arguments, target)
     if (named := named_run_dir(arguments)) is None:
-        return _client(arguments, Target(DEFAULT_URL))
+        return _client(arguments, CommandTarget(DEFAULT_URL))
     how = "--run-dir" if arguments.run_dir else VARIABLE
     raise UnavailableError(
         f"{how} {named}: no gateway runs there; start one with "
@@ -112,7 +112,7 @@ def reader_of(arguments: Namespace) -> Generator[Client]:
         )
 
 
-def target_of(arguments: Namespace) -> Target:
+def target_of(arguments: Namespace) -> CommandTarget:
     """What a command is about, by the first of these that is there.
 
     `--url`; `--run-dir`; `PACELINE_URL`; `PACELINE_RUN_DIR`; the gateway of `runs/local`; with a
@@ -120,16 +120,18 @@ def target_of(arguments: Namespace) -> Target:
     `runs/local`. Empty if there is none.
     """
     if url := named_url(arguments):
-        return Target(url)
+        return CommandTarget(url)
     if (named := named_run_dir(arguments)) is not None:
         return _target_in(named)
     if live_url(DEFAULT_RUN_DIR):
         return _target_in(DEFAULT_RUN_DIR)
     if arguments.token_file or os.environ.get("PACELINE_TOKEN"):
-        return Target(DEFAULT_URL)
+        return CommandTarget(DEFAULT_URL)
     last = last_run()
-    found = _target_in(last) if last is not None else Target()
-    return _target_in(DEFAULT_RUN_DIR) if found == Target() else replace(found, is_remembered=True)
+    found = _target_in(last) if last is not None else CommandTarget()
+    if found == CommandTarget():
+        return _target_in(DEFAULT_RUN_DIR)
+    return replace(found, is_remembered=True)
 
 
 def named_url(arguments: Namespace) -> str:
@@ -137,23 +139,23 @@ def named_url(arguments: Namespace) -> str:
     return arguments.url or ("" if arguments.run_dir else os.environ.get("PACELINE_URL", ""))
 
 
-def _tell(target: Target) -> None:
+def _tell(target: CommandTarget) -> None:
     if target.is_remembered:
         say(f"in {target.run_dir}, the last run directory", error=True)
 
 
-def _target_in(run_dir: Path) -> Target:
+def _target_in(run_dir: Path) -> CommandTarget:
     """The gateway of a run directory, else what is stored there, else nothing."""
     if url := live_url(run_dir):
-        return Target(url, run_dir)
+        return CommandTarget(url, run_dir)
     if (run_dir / "store").is_dir():
-        return Target(run_dir=run_dir)
+        return CommandTarget(run_dir=run_dir)
     # Where the store is elsewhere, the address may be one that answers again.
     note = read_json(run_dir / "gateway.json") or {}
-    return Target(note["http"], run_dir) if "http" in note else Target()
+    return CommandTarget(note["http"], run_dir) if "http" in note else CommandTarget()
 
 
-def _client(arguments: Namespace, target: Target) -> Client:
+def _client(arguments: Namespace, target: CommandTarget) -> Client:
     token = _token(arguments.token_file, target.run_dir)
     return Client(target.url, token=token, ca=_authorities(arguments.ca))
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.target.clients import DEFAULT_URL, Target, target_of
+from paceline.cli.target.clients import DEFAULT_URL, CommandTarget, target_of
 from paceline.cli.target.run_dirs import last_run, remember, run_dir_of
 
-NONE = Target()
+NONE = CommandTarget()
 
 
 def asked(**given: object) -> Namespace:
@@ -51,14 +51,11 @@ def test_a_run_directory_is_read_where_its_gateway_is_gone(gateway: str) -> None
     with socket.socket() as gone:
         gone.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{gone.getsockname()[1]}"
-    assert target_of(asked(run_dir=run_dir("live", gateway))) == Target(
-        gateway, Path("live").resolve()
-    )
-    assert target_of(asked(run_dir=run_dir("over"))) == Target(run_dir=Path("over").resolve())
+    live, over, killed = run_dir("live", gateway), run_dir("over"), run_dir("killed", url)
+    assert target_of(asked(run_dir=live)) == CommandTarget(gateway, live)
+    assert target_of(asked(run_dir=over)) == CommandTarget(run_dir=over)
     # A supervisor that was killed leaves the address behind.
-    assert target_of(asked(run_dir=run_dir("killed", url))) == Target(
-        run_dir=Path("killed").resolve()
-    )
+    assert target_of(asked(run_dir=killed)) == CommandTarget(run_dir=killed)
     assert target_of(asked(run_dir=Path("empty"))) == NONE
 
 
@@ -66,11 +63,11 @@ def test_what_is_named_comes_first(gateway: str, monkeypatch: pytest.MonkeyPatch
     named, other = run_dir("named"), run_dir("other")
     remember(run_dir("last", gateway))
     monkeypatch.setenv("PACELINE_RUN_DIR", str(named))
-    assert target_of(asked()) == Target(run_dir=named)
+    assert target_of(asked()) == CommandTarget(run_dir=named)
     monkeypatch.setenv("PACELINE_URL", "http://paceline")
-    assert target_of(asked()) == Target("http://paceline")
-    assert target_of(asked(run_dir=other)) == Target(run_dir=other)
-    assert target_of(asked(run_dir=other, url="http://other")) == Target("http://other")
+    assert target_of(asked()) == CommandTarget("http://paceline")
+    assert target_of(asked(run_dir=other)) == CommandTarget(run_dir=other)
+    assert target_of(asked(run_dir=other, url="http://other")) == CommandTarget("http://other")
 
 
 def test_the_last_run_serves_commands_that_name_nothing(
@@ -79,17 +76,17 @@ def test_the_last_run_serves_commands_that_name_nothing(
     assert (target_of(asked()), run_dir_of(asked())) == (NONE, Path("runs/local"))
     last = run_dir("last")
     remember(Path("last"))  # relative to where the run began
-    found = Target(run_dir=last, is_remembered=True)
+    found = CommandTarget(run_dir=last, is_remembered=True)
     assert (target_of(asked()), run_dir_of(asked())) == (found, last)
     # Only an installation elsewhere has use for a token.
     monkeypatch.setenv("PACELINE_TOKEN", "some")
-    assert target_of(asked()) == Target(DEFAULT_URL)
+    assert target_of(asked()) == CommandTarget(DEFAULT_URL)
     monkeypatch.delenv("PACELINE_TOKEN")
     local = run_dir("runs/local", gateway)
-    assert target_of(asked()) == Target(gateway, Path("runs/local"))
+    assert target_of(asked()) == CommandTarget(gateway, Path("runs/local"))
     assert run_dir_of(asked()) == Path("runs/local")
     (local / "gateway.json").unlink()
     assert target_of(asked()) == found
     last.joinpath("store").rmdir()
     last.rmdir()
-    assert (last_run(), target_of(asked())) == (None, Target(run_dir=Path("runs/local")))
+    assert (last_run(), target_of(asked())) == (None, CommandTarget(run_dir=Path("runs/local")))
