@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paceline.errors import InvalidError, UnavailableError
+from paceline.extras import installing
 
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 # Errors that packages of stores pass on and that are no OSError: no credentials, no connection.
@@ -28,6 +29,14 @@ _MAX_CHARS = 300  # of a message of a package
 def package_of(scheme: str) -> str:
     """The distribution that a scheme needs, or words for it."""
     return _PACKAGES.get(scheme, f"the package of {scheme}:// for fsspec")
+
+
+def installing_store(scheme: str) -> str:
+    """The command that installs what a scheme needs, or words for it."""
+    package = package_of(scheme)
+    if package == "s3fs":
+        return installing("s3")
+    return f"pip install {package}" if scheme in _PACKAGES else f"install {package}"
 
 
 def has_credentials(url: str) -> bool:

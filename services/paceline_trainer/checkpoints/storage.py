@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from paceline.errors import ConfigError, IntegrityError, UnavailableError
 from paceline.files import sync
+from paceline.object_stores import installing_store
 from paceline_trainer.checkpoints.digests import DigestingStream, FileDigest, digest_of
 
 Sizes = dict[str, int]
@@ -29,7 +30,10 @@ class Storage:
         location = str(location)
         try:
             fs, root = url_to_fs(location)
-        except (ImportError, ValueError) as error:
+        except ImportError as error:
+            mend = installing_store(location.partition("://")[0])
+            raise ConfigError(f"storage: {location!r}: {error}; {mend}") from None
+        except ValueError as error:
             raise ConfigError(f"storage: {location!r}: {error}") from None
         self._fs: Any = fs
         self._root = root.rstrip("/")

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from paceline.extras import not_installed
 from paceline.text import visible
 
 if TYPE_CHECKING:
@@ -30,10 +31,12 @@ class Tabular:
         """One line per row.
 
         Raises:
-            ModuleNotFoundError: pandas is not installed (`pip install 'paceline[notebook]'`).
+            ModuleNotFoundError: pandas is not installed; the message says what installs it.
         """
-        import pandas as pd
-
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(not_installed(error), name=error.name) from None
         return pd.DataFrame.from_records(self.records())
 
     def _repr_html_(self) -> str:

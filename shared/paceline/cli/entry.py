@@ -23,6 +23,10 @@ exit codes:
 """
 
 
+# Commands that run everything need every part, whichever is missed first.
+_EXTRAS = dict.fromkeys(("local", "trial"), "local")
+
+
 class Exit(IntEnum):
     """Exit codes of the command."""
 
@@ -41,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     module, _, name = arguments.handler.partition(":")
     from paceline.errors import DeadlineError, PacelineError, UnavailableError
+    from paceline.extras import not_installed
 
     try:
         handler = getattr(importlib.import_module(f"paceline.cli.{module}"), name)
@@ -54,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     except PacelineError as error:
         return _fail(error.message, Exit.INPUT)
     except ModuleNotFoundError as error:
-        return _fail(f"{error.name} is not installed; pip install 'paceline[local]'", Exit.INPUT)
+        return _fail(not_installed(error, extra=_EXTRAS.get(module, "")), Exit.INPUT)
 
 
 def parser() -> argparse.ArgumentParser:

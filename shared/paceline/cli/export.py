@@ -20,6 +20,7 @@ from paceline.config.load import load
 from paceline.config.sections.model import ModelSettings
 from paceline.config.service import ModelsFile
 from paceline.errors import ConfigError, InvalidError, NotFoundError
+from paceline.extras import installing
 from paceline.files import read_json
 
 PAGE_SIZE = 5000
@@ -29,7 +30,7 @@ Row = dict[str, Any]
 def export(arguments: Namespace) -> int:
     """`paceline export JOB --step N | --best | --latest --output DIR`."""
     if importlib.util.find_spec("paceline_trainer") is None:
-        raise ConfigError("export needs the trainer: pip install 'paceline[trainer]'")
+        raise ConfigError(f"export needs the trainer: {installing('trainer')}")
     job, rows = job_and_rows(arguments)
     run_dir: Path = run_dir_of(arguments)
     models = models_of(arguments) or ModelSettings()

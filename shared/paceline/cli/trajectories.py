@@ -28,6 +28,7 @@ from paceline.cli.terminal.tokens import Colouring, Pieces, legend, numbered, tr
 from paceline.client.client import Client
 from paceline.enums import Purpose
 from paceline.errors import ConfigError, InvalidError, NotFoundError
+from paceline.extras import not_installed
 from paceline.text import visible
 from paceline.types import Trajectory
 
@@ -248,8 +249,8 @@ def _pieces(client: Client, job: JobView, folder: Path | None) -> Pieces:
         files = _files(client, job) if folder is None else _folder(folder)
         return Tokenizer.from_files(files).pieces
     except (ModuleNotFoundError, NotFoundError, InvalidError) as error:
-        note = f"{error}; tokens are shown as ids (pip install 'paceline[tokenizers]', or --model)"
-        say(note, error=True)
+        why = not_installed(error) if isinstance(error, ModuleNotFoundError) else error.message
+        say(f"{why}; tokens are shown as ids (--model names a folder with a tokenizer)", error=True)
         return numbered
 
 

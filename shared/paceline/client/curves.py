@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.api.documents import MetricRow
 from paceline.enums import Purpose
 from paceline.errors import ConfigError, InvalidError
+from paceline.extras import installing
 from paceline.text import visible
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def figure(
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise ConfigError("plots need matplotlib; pip install 'paceline[plot]'") from None
+        raise ConfigError(f"plots need matplotlib; {installing('plot')}") from None
     lines = -(-len(metrics) // _PER_LINE)
     columns = min(len(metrics), _PER_LINE)
     made = Figure(figsize=(_WIDTH * columns, _HEIGHT * lines), layout="constrained")

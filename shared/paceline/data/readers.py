@@ -22,6 +22,7 @@ from paceline.data.errors import RowError
 from paceline.data.files import PARQUET, DataFile
 from paceline.data.frames import is_whole
 from paceline.errors import InvalidError
+from paceline.extras import installing
 
 MAX_ROW_BYTES = 1 << 20
 _BATCH_ROWS = 256
@@ -117,7 +118,7 @@ def _decompressed(raw: BinaryIO, file: DataFile) -> tuple[BinaryIO, tuple[type[E
     return cast("BinaryIO", reader), (zstandard.ZstdError,)
 
 
-_EXTRA = "pip install 'paceline[data]'"
+_EXTRA = installing("data")
 
 
 def table_rows(file: DataFile, columns: list[str] | None) -> Iterator[tuple[int, bytes]]:

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.data.errors import MissingDataError
 from paceline.data.files import ALLOWED, format_of
 from paceline.errors import InvalidError
-from paceline.object_stores import filesystem_of, has_credentials, package_of, translated
+from paceline.object_stores import filesystem_of, has_credentials, installing_store, translated
 
 _PIECE_BYTES = 1 << 20
 MAX_FILES = 1000
@@ -105,7 +105,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         return filesystem_of(url)
     except (ImportError, ValueError) as error:
         raise InvalidError(
-            f"{url}: {error}; install {package_of(scheme)} and paceline[data] beside experience"
+            f"{url}: {error}; beside experience: {installing_store(scheme)}"
         ) from None
 
 

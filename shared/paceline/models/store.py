@@ -16,7 +16,14 @@ from paceline.errors import ConfigError, UnavailableError
 from paceline.files import locked, sync
 from paceline.models.arrived import Arrived, unheard
 from paceline.models.weights import is_wanted
-from paceline.object_stores import filesystem_of, has_credentials, package_of, shown, translated
+from paceline.object_stores import (
+    filesystem_of,
+    has_credentials,
+    installing_store,
+    package_of,
+    shown,
+    translated,
+)
 
 _BLOCK_BYTES = 8 << 20
 # What stores call the version of an object's content; without one, the time of its last change.
@@ -141,7 +148,7 @@ class ModelStores:
             except ImportError:
                 raise ConfigError(
                     f"model.path: {scheme}:// needs {package_of(scheme)}, which is not installed "
-                    "in gateway or trainer"
+                    f"in gateway or trainer; {installing_store(scheme)}"
                 ) from None
             except ValueError as error:
                 raise ConfigError(f"model.path: {shown(url)}: {error}") from None

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from paceline.errors import InvalidError
+from paceline.extras import not_installed
 
 
 def attribute(target: str) -> Any:
@@ -19,5 +20,7 @@ def attribute(target: str) -> Any:
         raise InvalidError(f"cannot import {target!r}: it is not module:attribute")
     try:
         return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise InvalidError(f"cannot import {target!r}: {not_installed(error)}") from None
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidError(f"cannot import {target!r}: {error}") from None

@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from paceline.errors import InvalidError, UnlistedError
+from paceline.extras import not_installed
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 from paceline.plugins.environments import EnvironmentPlugin
 from paceline.plugins.loading import attribute
@@ -61,12 +62,14 @@ def find(kind: str, name: str, *, allowed: AllowedTargets = NO_TARGETS) -> Any:
 
     Raises:
         InvalidError: as `check`, or the module lacks the attribute.
+        ModuleNotFoundError: the plug-in needs a package that is not installed here.
     """
     check(kind, name, allowed=allowed)
-    if ":" not in name:
-        return installed(kind)[name].load()
     try:
-        return attribute(name)
+        return attribute(name) if ":" in name else installed(kind)[name].load()
+    except ModuleNotFoundError as error:
+        told = f"{kind}: {name!r}: {not_installed(error)}"
+        raise ModuleNotFoundError(told, name=error.name) from None
     except InvalidError as error:
         raise InvalidError(f"{kind}: {error}") from None
 

@@ -21,6 +21,7 @@ from paceline.cli.target.run_dirs import (
 from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
 from paceline.errors import ConfigError, UnavailableError
+from paceline.extras import EVERYTHING, not_installed
 from paceline.files import read_json, token_of
 
 DEFAULT_URL = "http://127.0.0.1:8300"
@@ -97,9 +98,12 @@ def reader_of(arguments: Namespace) -> Generator[Client]:
             yield client
         return
     _tell(target)
-    # Needs what only an installation has that can run jobs.
-    from paceline.local.stored import served
-
+    try:
+        from paceline.local.stored import served
+    except ModuleNotFoundError as error:
+        what = not_installed(error, extra=EVERYTHING)
+        told = f"nothing runs in {target.run_dir}; to read what is stored: {what}"
+        raise ConfigError(told) from None
     with ExitStack() as stack:
         for number in _SIGNALS:
             stack.callback(signal.signal, number, signal.getsignal(number))

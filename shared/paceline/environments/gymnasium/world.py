@@ -13,15 +13,14 @@ from paceline.environments.gymnasium.options import GymnasiumOptions
 from paceline.environments.seeded import seed_of
 from paceline.environments.texts import fields_of, filled, said
 from paceline.errors import InvalidError
+from paceline.extras import installing
 from paceline.plugins import Observation, StepResult
 from paceline.types import Task
 
 try:
     import gymnasium
 except ImportError as error:
-    raise InvalidError(
-        f"gymnasium is needed; pip install 'paceline[gymnasium]' ({error})"
-    ) from None
+    raise InvalidError(f"gymnasium is needed; {installing('gymnasium')} ({error})") from None
 
 from paceline.environments.gymnasium.spaces import Actions, parts, shown
 

@@ -12,12 +12,13 @@ from contextlib import suppress
 from typing import Any, Self, cast
 
 from paceline.errors import InvalidError, PacelineError, UnavailableError
+from paceline.extras import installing
 
 try:
     from websockets.asyncio.client import ClientConnection, connect
     from websockets.exceptions import ConnectionClosed, WebSocketException
 except ImportError as error:
-    raise InvalidError(f"websockets is needed; pip install 'paceline[openenv]' ({error})") from None
+    raise InvalidError(f"websockets is needed; {installing('openenv')} ({error})") from None
 
 MAX_BYTES = 1 << 20
 _OPEN_S, _CLOSE_S = 10.0, 2.0

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 from paceline.digest import number, task_id
 from paceline.errors import InvalidError
+from paceline.extras import installing
 from paceline.types import Task
 
 _ENVIRONMENT = "reasoning_gym"
@@ -32,7 +33,7 @@ def make_dataset(name: str, *, seed: int, size: int, config: dict[str, Any]) -> 
         import reasoning_gym
     except ImportError:
         raise InvalidError(
-            "reasoning_gym is not installed; pip install 'paceline[reasoning-gym]'"
+            f"reasoning_gym is not installed; {installing('reasoning-gym')}"
         ) from None
     for option, value in config.items():
         _check_numbers(name, option, value)

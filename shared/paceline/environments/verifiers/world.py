@@ -12,6 +12,7 @@ from typing import Any
 from paceline.environments.tool_calls import BadCall, tool_parser
 from paceline.environments.verifiers.options import VerifiersOptions, VerifiersSettings
 from paceline.errors import InvalidError
+from paceline.extras import installing
 from paceline.plugins import Message, Observation, StepResult
 from paceline.types import Task
 
@@ -30,8 +31,7 @@ try:
     from paceline.environments.verifiers.policy import Asked, AwaitingClient
 except ImportError as error:
     raise InvalidError(
-        "the classic environments of verifiers are needed; "
-        f"pip install 'paceline[verifiers]' ({error})"
+        f"the classic environments of verifiers are needed; {installing('verifiers')} ({error})"
     ) from None
 
 

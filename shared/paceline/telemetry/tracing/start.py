@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.config.service import ServiceSettings
 from paceline.errors import ConfigError
+from paceline.extras import not_installed
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing.spans import OFF, Tracer
 
@@ -19,8 +20,7 @@ def start(settings: ServiceSettings, metrics: Metrics) -> Tracer:
     try:
         from paceline.telemetry.tracing.export import Pipeline
     except ImportError as error:
-        raise ConfigError(
-            f"tracing: {error.name} is not installed; install paceline[tracing] or remove it"
-        ) from None
+        what = not_installed(error, extra="tracing")
+        raise ConfigError(f"tracing: {what}, or remove it") from None
     pipeline = Pipeline(settings.tracing, process=settings, metrics=metrics)
     return Tracer(take=pipeline.put, share=settings.tracing.sample, close=pipeline.close)
