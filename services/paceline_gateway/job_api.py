@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
@@ -16,7 +15,6 @@ from paceline.config import JobSpec, resolve_job
 from paceline.config.documents import read_json, read_yaml
 from paceline.config.precision import Dtype
 from paceline.config.quota import MAX_CODE_BYTES, MAX_SPEC_BYTES
-from paceline.config.sections.model import ModelPlace, ModelSpec
 from paceline.enums import JobState
 from paceline.errors import (
     DeadlineError,
@@ -26,7 +24,7 @@ from paceline.errors import (
     PermissionDeniedError,
     UnavailableError,
 )
-from paceline.models.resolve import FoundModel, ModelResolver
+from paceline.models.resolve import ModelResolver
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 from paceline.telemetry.logs import Log
 from paceline.transport.operations import CODE_BYTES_KEY, operation
@@ -37,15 +35,8 @@ from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_gateway.access.refusals import Refusal
 from paceline_gateway.messages import checked
-from paceline_gateway.submit.checks import (
-    check_code,
-    check_files,
-    check_plugins,
-    find_model,
-    replies_of,
-)
-from paceline_gateway.submit.model_limits import check_model_limits
-from paceline_gateway.submit.patterns import Patterns
+from paceline_gateway.submit.checks import check_code
+from paceline_gateway.submit.job_checks import JobChecks
 from paceline_gateway.submit.trial import ModelTrial
 from paceline_gateway.upstream import Upstream
 
@@ -56,8 +47,6 @@ WATCH = operation("Jobs", "WatchJob")
 UPLOAD_S = 900.0
 PIECE_BYTES = 1 << 20
 DRAIN_S = 5.0
-MODEL_S = 120.0
-MAX_MODEL_READERS = 4
 SUBMIT_S = 60.0  # plug-ins are tried, and tasks of a job's own code are listed
 
 
@@ -85,11 +74,7 @@ class JobApi:
         self._resolve = partial(resolve_job, dtype=dtype)
         self._outage_s = outage_s
         self._clock = clock
-        self._patterns = Patterns()
-        self._trial = trial
-        self._models = models
-        self._allowed = allowed
-        self._model_readers = ThreadPoolExecutor(MAX_MODEL_READERS, "models")
+        self._checks = JobChecks(trial=trial, models=models, allowed=allowed)
 
     async def submit(self, request: pb.SubmitJobRequest, who: Principal) -> types_pb2.Job:
         """Check a job and submit it with the small files of its model.
@@ -108,21 +93,8 @@ class JobApi:
         checked(request)
         spec = self._with_tenant(await asyncio.to_thread(self._resolve, raw), who)
         check_code(spec)
-        await check_plugins(spec, self._patterns, who.tenant, self._allowed)
-        files: Mapping[str, bytes] = dict(request.files)
-        if files:
-            checked_files = partial(check_files, files, source="files")
-            files = await asyncio.get_running_loop().run_in_executor(
-                self._model_readers, checked_files
-            )
-        if not files or spec.model.place is not ModelPlace.FOLDER:
-            found = await self._find_model(spec.model)
-            spec, files = spec.model_copy(update={"model": found.spec}), files or found.files
-        vocab_size = await asyncio.get_running_loop().run_in_executor(
-            self._model_readers, check_model_limits, spec, files
-        )
-        for replies in sorted(replies_of(spec)):
-            await self._trial.check(files, who.tenant, replies=replies, vocab_size=vocab_size)
+        await self._checks.check_plugins(spec, who.tenant)
+        spec, files = await self._checks.check_model(spec, dict(request.files), who.tenant)
         complete = pb.SubmitJobRequest(
             spec_json=spec.model_dump_json(),
             # Without one from the user, a random one still makes our own retries idempotent.
@@ -138,16 +110,6 @@ class JobApi:
             dtype=spec.model.dtype,
         )
         return job
-
-    async def _find_model(self, spec: ModelSpec) -> FoundModel:
-        """The model with its small files, read in threads that nothing else waits for."""
-        found = asyncio.get_running_loop().run_in_executor(
-            self._model_readers, find_model, spec, self._models
-        )
-        try:
-            return await asyncio.wait_for(found, MODEL_S)
-        except TimeoutError:
-            raise UnavailableError(f"model.path: {spec.path} does not answer; try again") from None
 
     async def upload(
         self, requests: AsyncIterator[pb.UploadCodeRequest], who: Principal

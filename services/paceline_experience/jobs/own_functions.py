@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -39,7 +39,6 @@ from paceline_experience.ledger.advantages.estimate import checked
 from paceline_experience.ledger.filters.answer import FilterDecision
 from paceline_experience.ledger.filters.chain import trial_group
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
-from paceline_experience.store.artifacts import ArtifactStore
 
 IDLE_S = 60.0
 _TRIED_AT_A_TIME = 2  # jobs of a tenant
@@ -48,6 +47,18 @@ _MAX_PROBLEM_CHARS = 2000
 _OVER = "the job is over"
 Start = Callable[[], Awaitable[FunctionProcess]]
 log = Log("own-code")
+
+
+class KeepsNeeds(Protocol):
+    """Where it is kept what plug-ins of code declare, by their fields."""
+
+    async def needs(self, name: str) -> Mapping[str, Sequence[str]] | None:
+        """The needs of these plug-ins; None: they are not kept."""
+        ...
+
+    async def put_needs(self, name: str, needs: Mapping[str, Sequence[str]]) -> None:
+        """Keep them."""
+        ...
 
 
 class JobFunctions:
@@ -84,8 +95,12 @@ class JobFunctions:
         """What `describe` has found before."""
         self._needs = {field: frozenset(each) for field, each in needs.items()}
 
-    async def describe(self, spec: JobSpec) -> dict[str, list[str]]:
+    async def describe(
+        self, spec: JobSpec, *, may_lack_packages: bool = False
+    ) -> dict[str, list[str]]:
         """Import them and check their options; returns what each needs, by field.
+
+        `may_lack_packages`: those that lack one are left out, instead of refused.
 
         Raises:
             InvalidError: one cannot be imported, refuses its options or needs what the job lacks.
@@ -93,8 +108,9 @@ class JobFunctions:
         wrong: list[str] = []
         found: dict[str, list[str]] = {}
         for each in own_ledger_parts(spec):
-            fields = {"op": "describe", "field": each.options_field, "kind": each.kind}
-            answer = (await self._call(each, fields)).fields
+            answer = await self._described(each, may_lack_packages=may_lack_packages)
+            if answer.get("lacks_package"):
+                continue
             lines, needs = _texts(answer.get("wrong")), _texts(answer.get("needs"))
             found[each.options_field] = [*needs]
             plugin = f"{each.kind.removesuffix('s')} {each.name!r}"
@@ -105,22 +121,31 @@ class JobFunctions:
         self.learn(found)
         return found
 
-    async def check_rewards(self, spec: JobSpec) -> None:
+    async def check_rewards(self, spec: JobSpec, *, may_lack_packages: bool = False) -> list[str]:
         """Import the rewards of the job, which are called elsewhere, and check how they are called.
+
+        Returns why some could not be tried: reward workers may have more time.
 
         Raises:
             InvalidError: one cannot be imported, takes other arguments or refuses its options.
         """
         wrong: list[str] = []
+        untried: list[str] = []
+        may_lack_packages = may_lack_packages or not _has_packages_of_rewards()
         for each in own_rewards(spec):
-            fields = {"op": "describe", "field": each.options_field, "kind": each.kind}
-            asked = {**fields, "may_lack_packages": not _has_packages_of_rewards()}
             try:
-                wrong += _texts((await self._call(each, asked)).fields.get("wrong"))
-            except (UnavailableError, UntriedError) as error:  # reward workers may have more time
+                answer = await self._described(each, may_lack_packages=may_lack_packages)
+                wrong += _texts(answer.get("wrong"))
+            except (UnavailableError, UntriedError) as error:
                 log.warning("a reward of the job is not tried", reward=each.name, error=error)
+                untried.append(error.message)
         if wrong:
             raise InvalidError("; ".join(wrong)[:_MAX_PROBLEM_CHARS])
+        return untried
+
+    async def _described(self, plugin: NamedPlugin, **asked: bool) -> Mapping[str, Any]:
+        fields = {"op": "describe", "field": plugin.options_field, "kind": plugin.kind}
+        return (await self._call(plugin, {**fields, **asked})).fields
 
     def needs(self, plugin: NamedPlugin) -> frozenset[str]:
         """See `OwnParts`."""
@@ -239,20 +264,23 @@ class OwnFunctions:
         *,
         sandbox: Sandbox,
         folder_of: Callable[[str], Awaitable[CodeFolder]],
-        store: ArtifactStore,
+        store: KeepsNeeds,
         memory_bytes: int,
         max_processes: int,
         call_s: float,
         check_s: float,
         idle_s: float = IDLE_S,
+        lacks_packages: bool = False,
         clock: Callable[[], float] = time.monotonic,
         metrics: Metrics | None = None,
     ) -> None:
         """`memory_bytes` of address space for each of at most `max_processes` processes.
 
         `call_s`: timeout of a call; `check_s`: of one before the job is accepted. `folder_of`
-        returns where a code is.
+        returns where a code is. `lacks_packages`: what the code requires is not installed here, so
+        what cannot be imported for lack of it is not checked.
         """
+        self._lacks_packages = lacks_packages
         self._sandbox = sandbox
         self._folder_of = folder_of
         self._store = store
@@ -266,10 +294,11 @@ class OwnFunctions:
         self._slots: dict[str, asyncio.Semaphore] = {}  # by tenant
         self._ending = set[asyncio.Task[None]]()
 
-    async def check(self, spec: JobSpec) -> None:
+    async def check(self, spec: JobSpec) -> list[str]:
         """Import them in a process of their own, check their options and call each once.
 
         Rewards are imported and checked, but not called: what they are given is up to the tasks.
+        Returns why some of them could not be tried.
 
         Raises:
             InvalidError: there is something wrong with one.
@@ -277,19 +306,22 @@ class OwnFunctions:
         """
         parts = own_ledger_parts(spec)
         if not parts and not own_rewards(spec):
-            return
+            return []
+        lacks = self._lacks_packages
         call_s = min(self._call_s, self._check_s)
         async with self._slots.setdefault(spec.tenant, asyncio.Semaphore(_TRIED_AT_A_TIME)):
             functions = self._made(spec, QueueOwner(spec.tenant), call_s)
             try:
-                await functions.check_rewards(spec)
-                found = await functions.describe(spec)
+                untried = await functions.check_rewards(spec, may_lack_packages=lacks)
+                found = await functions.describe(spec, may_lack_packages=lacks)
                 for each in parts:
-                    await _try(functions, each, spec)
+                    if each.options_field in found:
+                        await _try(functions, each, spec)
             finally:
                 await functions.close()
         if parts:
             await self._store.put_needs(_name(spec), found)
+        return untried
 
     async def of(self, job_id: str, spec: JobSpec) -> OwnParts:
         """Those of a job, ready to be called until `end`.

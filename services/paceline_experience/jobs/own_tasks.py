@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from pydantic_core import from_json
 
@@ -34,7 +34,6 @@ from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.logs import Log
 from paceline.types import Task
 from paceline_experience.ledger.sources import Sources, eval_field, task_sources
-from paceline_experience.store.artifacts import ArtifactStore
 
 log = Log("own tasks")
 MAX_TASKS = 200_000
@@ -44,6 +43,18 @@ _AT_A_TIME = 2  # lists of a tenant that are made
 _FOLLOW_S = 1.0
 _KEEP_S = 5.0  # until the next job is looked after
 _ROW_BYTES = 64  # what a row costs besides its text
+
+
+class KeepsTasks(Protocol):
+    """Where lists of tasks are kept, compressed, by what they were made from."""
+
+    async def tasks(self, name: str) -> bytes | None:
+        """A list; None: it is not kept."""
+        ...
+
+    async def put_tasks(self, name: str, tasks: bytes) -> None:
+        """Keep a list."""
+        ...
 
 
 class StoredTasks:
@@ -99,7 +110,7 @@ class OwnTasks:
         *,
         sandbox: Sandbox,
         folders: CodeFolders,
-        store: ArtifactStore,
+        store: KeepsTasks,
         timeout_s: float,
         memory_bytes: int,
     ) -> None:

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from paceline.code.modules import missing_modules
-from paceline.code.requirements import REQUIREMENTS
 from paceline.config import JobSpec, parse_job
 from paceline.enums import EXPLAINED, JobState, check_job_transition
 from paceline.errors import (
@@ -30,6 +28,7 @@ from paceline.telemetry.logs import Log
 from paceline.types import Job, JobStatus, TrackerStatus
 from paceline_experience.fleet.roster import wait
 from paceline_experience.fleet.routes import RoutePlanner
+from paceline_experience.jobs.checks.submission import SubmissionChecks
 from paceline_experience.jobs.data import DataOfJobs
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.jobs.export import Exporter
@@ -40,7 +39,7 @@ from paceline_experience.jobs.hooks import start
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, OverError
 from paceline_experience.jobs.own_functions import OwnFunctions
-from paceline_experience.jobs.own_tasks import OwnTasks, sources_of
+from paceline_experience.jobs.own_tasks import OwnTasks
 from paceline_experience.jobs.pausing import Pausing
 from paceline_experience.jobs.uploads import Uploads
 from paceline_experience.ledger.ledger import JobLedger
@@ -50,7 +49,6 @@ from paceline_experience.ledger.replay.imports import (
     lines_of,
     vocabulary_of,
 )
-from paceline_experience.ledger.sources import check_plugins
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.tenancy.quotas import Quotas
 
@@ -93,10 +91,13 @@ class JobService:
     ) -> None:
         self._forking = forking
         self._quotas = quotas
-        self._dry_run = dry_run
-        self._own_tasks = own_tasks
-        self._own_functions = own_functions
-        self._data = data
+        self._checks = SubmissionChecks(
+            names_of=self._names_of,
+            dry_run=dry_run,
+            own_tasks=own_tasks,
+            own_functions=own_functions,
+            data=data,
+        )
         self._clock = clock
         self._jobs = jobs
         self._artifacts = artifacts
@@ -140,14 +141,7 @@ class JobService:
             return job
         await self._jobs.check_quota(spec.tenant, self._quotas.of(spec.tenant).submitted)
         self._check_sizes(spec, files)
-        # The child would find the same problems, but a child that has refused a job is replaced.
-        await self._check_code(spec)
-        await asyncio.to_thread(check_plugins, spec)
-        data = await self._data.of(spec) if self._data is not None else None
-        await self._dry_run.check(spec, data)
-        if self._own_functions is not None:
-            await self._own_functions.check(spec)
-        sources = await sources_of(spec, self._own_tasks, data)
+        sources = await self._checks.check(spec)
         prepared = await self._prepared(spec, request_id)
         with self._ledgers.looked_for():
             async with self._artifacts.submitting():
@@ -208,17 +202,6 @@ class JobService:
             max_live=self._quotas.of(spec.tenant).submitted,
             make=partial(self._forking.copy, spec),
         )
-
-    async def _check_code(self, spec: JobSpec) -> None:
-        if spec.data is not None:
-            await self._names_of(spec.tenant, "data", spec.data.digest)
-        if spec.code is None:
-            return
-        names = await self._names_of(spec.tenant, "code", spec.code.digest)
-        if wrong := list(missing_modules(spec, names)):
-            raise ConfigError("; ".join(wrong))
-        if REQUIREMENTS in names and self._own_tasks is not None:
-            await self._own_tasks.prepare(spec.code.digest, spec.tenant)
 
     async def _names_of(self, tenant: str, field: str, digest: str) -> list[str]:
         """The names in an upload."""

@@ -21,6 +21,7 @@ from paceline.config.sections.model import ModelPlace, ModelSpec, is_folder
 from paceline.config.service import EndpointsFile
 from paceline.config.uploads import DataSpec
 from paceline.errors import ConfigError, InvalidError
+from paceline.local.checks import CheckRequest, LocalChecks
 from paceline.plugins import registry as registry
 from paceline.plugins.allowed import AllowedTargets
 
@@ -29,8 +30,9 @@ _JUDGE = "judge"  # the reward, and the server that it asks by default
 
 def validate(arguments: Namespace) -> int:
     """`paceline validate JOB.yaml`."""
-    spec = read_job(arguments.job_file, arguments.overrides)
-    check(spec, allowed_targets(arguments))
+    with LocalChecks() as checks:
+        spec = read_job(arguments.job_file, arguments.overrides)
+        check_all(spec, allowed_targets(arguments), checks)
     say(resolved(spec) if arguments.resolved else f"{arguments.job_file}: ok")
     return 0
 
@@ -111,6 +113,20 @@ def check(spec: JobSpec, allowed: AllowedTargets) -> None:
     wrong = [*problems(spec, allowed=allowed), *_model_problems(spec.model)]
     if wrong:
         raise ConfigError("; ".join(wrong))
+
+
+def check_all(spec: JobSpec, allowed: AllowedTargets, checks: LocalChecks) -> None:
+    """As `check`, and what services would refuse at submit, for code, data and model files here.
+
+    What cannot be checked here is told, and left to them.
+    """
+    check(spec, allowed)
+    request = CheckRequest(spec.model_dump(mode="json"), sorted(allowed.targets))
+    found = checks.findings(request)
+    for line in found.unchecked:
+        say(f"not checked here: {line}", error=True)
+    if found.wrong:
+        raise ConfigError(found.message)
 
 
 def check_endpoints(spec: JobSpec, file: Path | None) -> None:

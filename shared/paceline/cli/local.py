@@ -16,7 +16,7 @@ from typing import Any
 from paceline.api.documents import JobView
 from paceline.cli.check import (
     allowed_targets,
-    check,
+    check_all,
     check_endpoints,
     plugin_settings,
     read_job,
@@ -46,6 +46,7 @@ from paceline.data.job_data import EVERYWHERE
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import InvalidError, PacelineError, StateError
 from paceline.files import TOKEN_FILE, read_json
+from paceline.local.checks import LocalChecks
 from paceline.local.supervisor import Local
 from paceline.telemetry import logs
 
@@ -68,9 +69,10 @@ def up(arguments: Namespace) -> int:
 
 def run(arguments: Namespace) -> int:
     """`paceline run JOB.yaml`: start the services, run the job, stop the services."""
-    spec = with_dtype(read_job(arguments.job_file, arguments.overrides, arguments.data), "auto")
-    check(spec, allowed_targets(arguments))
-    check_endpoints(spec, arguments.endpoints)
+    with LocalChecks() as checks:
+        spec = with_dtype(read_job(arguments.job_file, arguments.overrides, arguments.data), "auto")
+        check_endpoints(spec, arguments.endpoints)
+        check_all(spec, allowed_targets(arguments), checks)
     run_dir = named_run_dir(arguments) or Path("runs") / spec.name
     if not arguments.again:
         _check_unfinished(run_dir)

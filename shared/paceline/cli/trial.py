@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from paceline.cli.check import allowed_targets, check, check_endpoints, read_job
+from paceline.cli.check import allowed_targets, check_all, check_endpoints, read_job
 from paceline.cli.entry import Exit
 from paceline.cli.export import models_of
 from paceline.cli.local import running
@@ -25,6 +25,7 @@ from paceline.config.precision import with_dtype
 from paceline.config.sections.model import ModelPlace, ModelSettings, ModelSpec
 from paceline.enums import Purpose, ScoreStatus, TokenSource
 from paceline.errors import StateError
+from paceline.local.checks import LocalChecks
 from paceline.models.resolve import ModelResolver
 from paceline.text import visible
 from paceline.tokens.chat import Tokenizer
@@ -43,10 +44,11 @@ _STYLES = {TokenSource.POLICY: "bold green", TokenSource.EXPERT: "bold cyan"}
 def try_job(arguments: Namespace) -> int:
     """`paceline try JOB.yaml`."""
     wanted: int = arguments.episodes
-    job = read_job(arguments.job_file, arguments.overrides, arguments.data)
-    spec = trial_of(with_dtype(job, "auto"), wanted)
-    check(spec, allowed_targets(arguments))
-    check_endpoints(spec, arguments.endpoints)
+    with LocalChecks() as checks:
+        job = read_job(arguments.job_file, arguments.overrides, arguments.data)
+        spec = trial_of(with_dtype(job, "auto"), wanted)
+        check_endpoints(spec, arguments.endpoints)
+        check_all(spec, allowed_targets(arguments), checks)
     console = SafeConsole()
     with tempfile.TemporaryDirectory(prefix="paceline-try-") as name:
         run_dir = arguments.run_dir or Path(name)

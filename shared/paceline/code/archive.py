@@ -33,6 +33,19 @@ def pack_data(path: Path, into: BinaryIO) -> str:
     """Pack data, a file or a folder, without `ALWAYS_IGNORED`; returns the archive's digest.
 
     Raises:
+        ConfigError: as `data_files`.
+    """
+    root, files = data_files(path)
+    try:
+        return _packed(root, files, into, "data.path")
+    except OSError as error:
+        raise ConfigError(f"data.path: {error.filename or path}: {error.strerror}") from None
+
+
+def data_files(path: Path) -> tuple[Path, list[str]]:
+    """What data consist of: a folder, and the names of files in it.
+
+    Raises:
         ConfigError: there is none, or it is too large, or has links or devices.
     """
     field = "data.path"
@@ -40,17 +53,16 @@ def pack_data(path: Path, into: BinaryIO) -> str:
         raise ConfigError(f"{field}: {path}: no such file or folder")
     try:
         if path.is_file():
-            root, files = path.resolve().parent, [path.resolve().name]
             if (size := path.stat().st_size) > MAX_UNPACKED_BYTES:
                 text = too_large(size, MAX_UNPACKED_BYTES)
                 raise ConfigError(f"{field}: {path}: {text}")
-        else:
-            root, files = path, sorted(_files(path, field, ignore_file=""))
-            if not files:
-                raise ConfigError(f"{field}: {path} has no files")
-        return _packed(root, files, into, field)
+            return path.resolve().parent, [path.resolve().name]
+        files = sorted(_files(path, field, ignore_file=""))
     except OSError as error:
         raise ConfigError(f"{field}: {error.filename or path}: {error.strerror}") from None
+    if not files:
+        raise ConfigError(f"{field}: {path} has no files")
+    return path, files
 
 
 def pack(path: Path, into: BinaryIO) -> str:

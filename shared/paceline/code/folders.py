@@ -46,11 +46,14 @@ class CodeFolders:
         self,
         fetch: Fetch,
         *,
-        packages: Packages,
+        packages: Packages | None,
         most_bytes: int = MOST_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`fetch` writes the archive with a digest to a file; `most_bytes` of all folders."""
+        """`fetch` writes the archive with a digest to a file; `most_bytes` of all folders.
+
+        `packages`: installs what a code requires; None: nothing is installed.
+        """
         self._most_bytes = most_bytes
         self._fetch = fetch
         self._packages = packages
@@ -69,7 +72,7 @@ class CodeFolders:
             PacelineError: it cannot be fetched or unpacked; the next call tries again.
         """
         found = await self._unpacked(digest)
-        if found.wanted is None:
+        if found.wanted is None or self._packages is None:
             return CodeFolder(found.path)
         return CodeFolder(found.path, await self._packages.folder(found.wanted, owner))
 
@@ -83,16 +86,18 @@ class CodeFolders:
 
     async def end(self, job_id: str) -> None:
         """A job is over: packages that no other uses may be deleted."""
-        self._packages.end(job_id)
+        if self._packages is not None:
+            self._packages.end(job_id)
 
     @property
     def jobs(self) -> set[str]:
         """Jobs for which something is kept."""
-        return self._packages.jobs
+        return set() if self._packages is None else self._packages.jobs
 
     async def close(self) -> None:
         """Delete all folders, and end what is being installed."""
-        await self._packages.close()
+        if self._packages is not None:
+            await self._packages.close()
         self._root.cleanup()
 
     async def _unpacked(self, digest: str) -> _Unpacked:
@@ -143,7 +148,9 @@ class CodeFolders:
                 folder = await asyncio.to_thread(unpack, archive, digest, Path(self._root.name))
         except OSError as error:
             raise UnavailableError(f"code: no room for it here: {error.strerror}") from None
-        wanted = await asyncio.to_thread(self._packages.wanted, folder)
+        wanted = None
+        if self._packages is not None:
+            wanted = await asyncio.to_thread(self._packages.wanted, folder)
         return _Unpacked(folder, wanted, await asyncio.to_thread(_bytes_in, folder))
 
 

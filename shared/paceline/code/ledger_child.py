@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from inspect import Parameter
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.code.errors import told
@@ -18,16 +18,13 @@ from paceline.config.options import refused_options
 from paceline.errors import InvalidError
 from paceline.plugins import declared
 from paceline.plugins.loading import attribute
+from paceline.rewards.signature import misfit_of_reward
 
 if TYPE_CHECKING:  # numpy may be one that the job requires: it is not there before its folders are
     from paceline.code.arrays import ArrayMessage
 
-_BY_POSITION = {
-    Parameter.POSITIONAL_ONLY,
-    Parameter.POSITIONAL_OR_KEYWORD,
-    Parameter.VAR_POSITIONAL,
-}
 _LESS_URGENT = 10  # than the service, whose machine it shares
+_MOST_NAMED = 20  # functions of a module
 
 
 def main() -> None:
@@ -78,20 +75,24 @@ def _called(request: ArrayMessage) -> bytes:
 
 
 def _described(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What is wrong with the options of a plug-in, and what it needs of its job."""
+    """What is wrong with the options of a plug-in, and what it needs of its job.
+
+    `lacks_package`: it cannot be imported here, as a package is missing, and that is no fault.
+    """
     field, kind, target, options = (fields[n] for n in ("field", "kind", "target", "options"))
-    if kind == "rewards" and (problem := _import_problem(target)):
-        excused = problem.package_missing and fields["may_lack_packages"]
-        return {"wrong": [] if excused else [f"{field}.kind: {problem.text}"], "needs": []}
+    if problem := _import_problem(target):
+        if problem.package_missing and fields["may_lack_packages"]:
+            return {"lacks_package": True}
+        return {"wrong": [f"{field}.kind: {problem.text}"]}
     try:
         function = _found(target)
     except InvalidError as error:
-        return {"wrong": [f"{field}.kind: {error.message}"], "needs": []}
-    if kind == "rewards" and (misfit := _misfit(function, target, options)):
-        return {"wrong": [f"{field}.kind: {misfit}"], "needs": []}
+        return {"wrong": [f"{field}.kind: {error.message}"]}
+    if kind == "rewards" and (misfit := misfit_of_reward(function, target, options)):
+        return {"wrong": [f"{field}.kind: {misfit}"]}
     if wrong := list(refused_options(field, kind, target, options, source=function)):
-        return {"wrong": wrong, "needs": []}
-    return {"wrong": [], "needs": list(declared(function).needs_with(options))}
+        return {"wrong": wrong}
+    return {"needs": list(declared(function).needs_with(options))}
 
 
 class _ImportProblem(NamedTuple):
@@ -100,42 +101,41 @@ class _ImportProblem(NamedTuple):
 
 
 def _import_problem(target: str) -> _ImportProblem | None:
-    """Why the module of a reward cannot be imported here."""
+    """Why the module of a function cannot be imported here."""
     try:
         importlib.import_module(target.partition(":")[0])
     except ModuleNotFoundError as error:
         hint = "name its package in requirements.txt in the folder code.path"
         text = f"{target}: {told(error)}; {hint}"
         return _ImportProblem(text, package_missing=True)
-    except Exception as error:  # the boundary of the job's code
+    except SyntaxError as error:
+        where = f"{os.path.basename(error.filename or '')}:{error.lineno}"
+        return _ImportProblem(f"{target}: SyntaxError: {error.msg} ({where})", False)
+    except (Exception, SystemExit) as error:  # the boundary of the job's code
         return _ImportProblem(f"{target}: {told(error)}", package_missing=False)
     return None
 
 
-def _misfit(function: Any, target: str, options: Mapping[str, Any]) -> str:
-    """Why a reward cannot be called with an item and these options; empty: it can.
-
-    Options that it does not know are left to `refused_options`.
-    """
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some callables of C have none
-        return ""
-    places = [e for e in signature.parameters.values() if e.kind in _BY_POSITION]
-    if any(e.kind is e.VAR_POSITIONAL for e in places):
-        return ""
-    missing = [e.name for e in places[1:] if e.default is e.empty and e.name not in options]
-    if places and not missing:
-        return ""
-    return (
-        f"{target} takes {signature}; a reward is called with one item, and with the options of "
-        f"the job as keywords: def {target.rpartition(':')[2]}(item, *, option=1.0)"
-    )
-
-
 @cache
 def _found(target: str) -> Any:
+    module, _, name = target.partition(":")
+    if module in sys.modules and not hasattr(sys.modules[module], name):
+        there = ", ".join(_functions_of(sys.modules[module])) or "none"
+        raise InvalidError(
+            f"cannot import {target!r}: module {module!r} has no attribute {name!r}; functions in "
+            f"it: {there}"
+        )
     found = attribute(target)
     if not callable(found):
         raise InvalidError(f"{target!r} is a {type(found).__name__}, no function")
     return found
+
+
+def _functions_of(module: ModuleType) -> list[str]:
+    """The public functions and classes that a module defines itself; the first ones."""
+    own = (
+        name
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", "") == module.__name__
+    )
+    return sorted(name for name in own if not name.startswith("_"))[:_MOST_NAMED]

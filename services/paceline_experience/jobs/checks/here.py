@@ -1,0 +1,163 @@
+"""What experience checks of a job, on the machine with its files: no store, nothing installed.
+
+`python -m paceline_experience.jobs.checks.here`; see `paceline.local.checks`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
+
+from paceline.code.archive import check, data_files, pack
+from paceline.code.folders import CodeFolders
+from paceline.code.function_process import MODULE as FUNCTIONS
+from paceline.code.requirements import REQUIREMENTS
+from paceline.code.sealed import sandbox_for
+from paceline.code.world_process import MODULE as WORLDS
+from paceline.config import JobSpec
+from paceline.config.service import ExperienceOptions
+from paceline.data import JobData, UnreadError
+from paceline.data.job_data import EVERYWHERE
+from paceline.errors import UnavailableError
+from paceline.local.checks import CheckRequest, Findings, answer
+from paceline.sandbox.sandbox import Sandbox
+from paceline_experience.jobs.checks.submission import NothingKept, SubmissionChecks
+from paceline_experience.jobs.dry_run import UntriedError
+from paceline_experience.jobs.own_functions import OwnFunctions
+from paceline_experience.jobs.own_tasks import OwnTasks
+from paceline_experience.ledger.sources import try_plugins
+
+CALL_S = 10.0  # for a call of a job's own code, its tasks, or its rows
+_OPTIONS = ExperienceOptions()
+
+
+class Uploaded:
+    """Files of a job where they lie, as if they had been uploaded."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        """Packs the code; raises as `pack`."""
+        self.spec = spec
+        self._code: BinaryIO | None = None
+        self.names: list[str] = []
+        if spec.code is not None and spec.code.path:
+            self._code = tempfile.TemporaryFile()  # noqa: SIM115  as long as this object
+            digest = pack(Path(spec.code.path), self._code)
+            self.names = check(self._code)
+            self.spec = spec.model_copy(
+                update={"code": spec.code.model_copy(update={"digest": digest})}
+            )
+
+    async def names_of(self, tenant: str, field: str, digest: str) -> list[str]:
+        """The files of the code; of data whether there are any."""
+        del tenant
+        if field == "data":
+            if self.spec.data is not None and self.spec.data.path:
+                data_files(Path(self.spec.data.path))
+            return []
+        if self._code is None:
+            raise UnavailableError(f"code.digest: what was uploaded as {digest} is not here")
+        return self.names
+
+    async def copy(self, digest: str, into: BinaryIO) -> None:
+        """The archive of the code."""
+        del digest
+        assert self._code is not None
+        self._code.seek(0)
+        await asyncio.to_thread(shutil.copyfileobj, self._code, into)
+
+    async def of(self, spec: JobSpec) -> JobData:
+        """Rows are read where plug-ins are tried."""
+        path = spec.data.path if spec.data is not None else ""
+        return JobData(uploaded=path, allowed=EVERYWHERE, timeout_s=CALL_S)
+
+
+class TriedHere:
+    """Tries installed plug-ins in this process, which is there for nothing else."""
+
+    async def check(self, spec: JobSpec, data: JobData | None = None) -> None:
+        """Raises as `try_plugins`."""
+        await asyncio.to_thread(try_plugins, spec, data)
+
+
+class Sandboxes:
+    """Warm processes for sealed ones, of which several jobs may make use."""
+
+    def __init__(self) -> None:
+        self.functions: Sandbox = sandbox_for(FUNCTIONS, lowest=_OPTIONS.sandbox_level)
+        self.worlds: Sandbox = sandbox_for(WORLDS, lowest=_OPTIONS.sandbox_level)
+
+    async def close(self) -> None:
+        """End them."""
+        await self.functions.close()
+        await self.worlds.close()
+
+
+async def found_in(spec: JobSpec, sandboxes: Sandboxes) -> Findings:
+    """What is wrong with a job, and what could not be checked.
+
+    Raises:
+        InvalidError: as `SubmissionChecks.check`.
+        UnavailableError: its code cannot be run here.
+    """
+    uploaded = await asyncio.to_thread(Uploaded, spec)
+    folders = CodeFolders(uploaded.copy, packages=None)
+    lacks_packages = REQUIREMENTS in uploaded.names
+    tasks = _own_tasks(sandboxes, folders)
+    checks = SubmissionChecks(
+        names_of=uploaded.names_of,
+        dry_run=TriedHere(),
+        own_tasks=tasks,
+        own_functions=_own_functions(sandboxes, folders, lacks_packages=lacks_packages),
+        data=uploaded,
+    )
+    try:
+        _, untried = await checks.check_parts(uploaded.spec)
+        if spec.lists_own_tasks and lacks_packages:
+            untried.append(f"tasks: are listed at submit, once {REQUIREMENTS} is installed")
+        elif spec.lists_own_tasks:
+            await tasks.sources(uploaded.spec)
+        return Findings(unchecked=tuple(untried))
+    except (UntriedError, UnreadError) as error:  # at submit there is more time
+        return Findings(unchecked=(error.message,))
+    finally:
+        await folders.close()
+
+
+def _own_functions(
+    sandboxes: Sandboxes, folders: CodeFolders, *, lacks_packages: bool
+) -> OwnFunctions:
+    return OwnFunctions(
+        sandbox=sandboxes.functions,
+        folder_of=folders.folder,
+        store=NothingKept(),
+        memory_bytes=_OPTIONS.code_memory_bytes,
+        max_processes=1,
+        call_s=CALL_S,
+        check_s=CALL_S,
+        lacks_packages=lacks_packages,
+    )
+
+
+def _own_tasks(sandboxes: Sandboxes, folders: CodeFolders) -> OwnTasks:
+    return OwnTasks(
+        sandbox=sandboxes.worlds,
+        folders=folders,
+        store=NothingKept(),
+        timeout_s=CALL_S,
+        memory_bytes=_OPTIONS.code_memory_bytes,
+    )
+
+
+async def _check(request: CheckRequest) -> Findings:
+    sandboxes = Sandboxes()
+    try:
+        return await found_in(request.spec, sandboxes)
+    finally:
+        await sandboxes.close()
+
+
+if __name__ == "__main__":
+    answer(_check)

@@ -1,0 +1,72 @@
+"""The checks of a job's plug-ins and model, in the order in which a submission makes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from paceline.config import JobSpec
+from paceline.config.sections.model import ModelPlace, ModelSpec
+from paceline.errors import UnavailableError
+from paceline.models.resolve import FoundModel, ModelResolver
+from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
+from paceline_gateway.submit.checks import check_files, check_plugins, find_model, replies_of
+from paceline_gateway.submit.model_limits import check_model_limits
+from paceline_gateway.submit.patterns import Patterns
+from paceline_gateway.submit.trial import ModelTrial
+
+MODEL_S = 120.0
+MAX_MODEL_READERS = 4
+
+
+class JobChecks:
+    """What is wrong with a job, as far as its plug-ins and the small files of its model tell."""
+
+    def __init__(
+        self, *, trial: ModelTrial, models: ModelResolver, allowed: AllowedTargets = NO_TARGETS
+    ) -> None:
+        """`allowed`: functions of installed modules that jobs may name."""
+        self._patterns = Patterns()
+        self._trial = trial
+        self._models = models
+        self._allowed = allowed
+        self._readers = ThreadPoolExecutor(MAX_MODEL_READERS, "models")
+
+    async def check_plugins(self, spec: JobSpec, tenant: str) -> None:
+        """Raise `ConfigError` for plug-ins that may not be named or refuse their options."""
+        await check_plugins(spec, self._patterns, tenant, self._allowed)
+
+    async def check_model(
+        self, spec: JobSpec, files: Mapping[str, bytes], tenant: str
+    ) -> tuple[JobSpec, Mapping[str, bytes]]:
+        """The job with a model that is pinned to its content, and the small files of that.
+
+        `files`: those that came with the job, instead of the model's own.
+
+        Raises:
+            ConfigError: the model cannot be trained, or not by this job.
+            UnavailableError: it cannot be read for now.
+        """
+        loop = asyncio.get_running_loop()
+        if files:
+            checked_files = partial(check_files, files, source="files")
+            files = await loop.run_in_executor(self._readers, checked_files)
+        if not files or spec.model.place is not ModelPlace.FOLDER:
+            found = await self._find_model(spec.model)
+            spec, files = spec.model_copy(update={"model": found.spec}), files or found.files
+        vocab_size = await loop.run_in_executor(self._readers, check_model_limits, spec, files)
+        for replies in sorted(replies_of(spec)):
+            await self._trial.check(files, tenant, replies=replies, vocab_size=vocab_size)
+        return spec, files
+
+    async def _find_model(self, spec: ModelSpec) -> FoundModel:
+        """The model with its small files, read in threads that nothing else waits for."""
+        found = asyncio.get_running_loop().run_in_executor(
+            self._readers, find_model, spec, self._models
+        )
+        try:
+            return await asyncio.wait_for(found, MODEL_S)
+        except TimeoutError:
+            raise UnavailableError(f"model.path: {spec.path} does not answer; try again") from None
