@@ -144,7 +144,8 @@ class JobFunctions:
         return untried
 
     async def _described(self, plugin: NamedPlugin, **asked: bool) -> Mapping[str, Any]:
-        fields = {"op": "describe", "field": plugin.options_field, "kind": plugin.kind}
+        where = {"named": plugin.field, "field": plugin.options_field}
+        fields = {"op": "describe", **where, "kind": plugin.kind}
         return (await self._call(plugin, {**fields, **asked})).fields
 
     def needs(self, plugin: NamedPlugin) -> frozenset[str]:

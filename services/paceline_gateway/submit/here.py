@@ -9,36 +9,42 @@ from pathlib import Path
 
 from paceline.code.sealed import sandbox_for
 from paceline.code.tokenizers.process import MODULE as TOKENIZER
+from paceline.config import JobSpec
 from paceline.config.sections.model import ModelPlace, ModelSettings
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.local.checks import CheckRequest, Findings, answer
 from paceline.models.resolve import ModelResolver
 from paceline.plugins.allowed import AllowedTargets
+from paceline.sandbox.sandbox import Sandbox
 from paceline_gateway.submit.job_checks import JobChecks
 from paceline_gateway.submit.trial import ModelTrial
 
 
-async def check(request: CheckRequest) -> Findings:
+async def found_in(spec: JobSpec, allowed: AllowedTargets, sandbox: Sandbox) -> Findings:
     """What is wrong with a job; models of a hub or a store are not fetched.
 
     Raises:
         ConfigError: as `JobChecks`.
         UnavailableError: its tokenizer cannot be tried here.
     """
-    spec, sandbox = request.spec, sandbox_for(TOKENIZER)
     checks = JobChecks(
         trial=ModelTrial(TokenizerSettings(), sandbox),
         models=ModelResolver(ModelSettings(), run_dir=Path()),
-        allowed=AllowedTargets.of(request.allowed),
+        allowed=allowed,
     )
-    try:
-        await checks.check_plugins(spec, spec.tenant)
-        if spec.model.place is ModelPlace.FOLDER:
-            await checks.check_model(spec, {}, spec.tenant)
-    finally:
-        await sandbox.close()
+    await checks.check_plugins(spec, spec.tenant)
+    if spec.model.place is ModelPlace.FOLDER:
+        await checks.check_model(spec, {}, spec.tenant)
     return Findings()
 
 
+async def _check(request: CheckRequest) -> Findings:
+    sandbox = sandbox_for(TOKENIZER)
+    try:
+        return await found_in(request.spec, AllowedTargets.of(request.allowed), sandbox)
+    finally:
+        await sandbox.close()
+
+
 if __name__ == "__main__":
-    answer(check)
+    answer(_check)

@@ -14,11 +14,12 @@ from paceline.config import JobSpec, load_job
 from paceline.config.documents import read_yaml
 from paceline.config.load import load
 from paceline.config.load import validate as validate_settings
-from paceline.config.named import problems
+from paceline.config.named import module_targets, problems
 from paceline.config.plugins import PluginSettings
 from paceline.config.recipes import recipe
 from paceline.config.sections.model import ModelPlace, ModelSpec, is_folder
 from paceline.config.service import EndpointsFile
+from paceline.config.slot_options import is_here
 from paceline.config.uploads import DataSpec
 from paceline.errors import ConfigError, InvalidError
 from paceline.local.checks import CheckRequest, LocalChecks
@@ -110,7 +111,11 @@ def plugin_settings(arguments: Namespace) -> PluginSettings:
 
 def check(spec: JobSpec, allowed: AllowedTargets) -> None:
     """Raise `ConfigError` listing every problem that this machine can detect."""
-    wrong = [*problems(spec, allowed=allowed), *_model_problems(spec.model)]
+    wrong = [
+        *problems(spec, allowed=allowed),
+        *_module_problems(spec),
+        *_model_problems(spec.model),
+    ]
     if wrong:
         raise ConfigError("; ".join(wrong))
 
@@ -150,6 +155,17 @@ def override(text: str) -> tuple[str, Any]:
         return field, read_yaml(value, what=f"--set {field}")
     except InvalidError:
         return field, value
+
+
+def _module_problems(spec: JobSpec) -> Iterator[str]:
+    """Modules of functions that `--allow` lists and that cannot be imported here."""
+    for field, target in module_targets(spec).items():
+        module = target.partition(":")[0]
+        if not is_here(module):
+            yield (
+                f"{field}: {target!r}: there is no module {module!r} here; install it, or name "
+                "its folder in PYTHONPATH"
+            )
 
 
 def _model_problems(spec: ModelSpec) -> Iterator[str]:

@@ -71,11 +71,11 @@ def run(arguments: Namespace) -> int:
     """`paceline run JOB.yaml`: start the services, run the job, stop the services."""
     with LocalChecks() as checks:
         spec = with_dtype(read_job(arguments.job_file, arguments.overrides, arguments.data), "auto")
+        run_dir = named_run_dir(arguments) or Path("runs") / spec.name
+        if not arguments.again:
+            _check_unfinished(run_dir)
         check_endpoints(spec, arguments.endpoints)
         check_all(spec, allowed_targets(arguments), checks)
-    run_dir = named_run_dir(arguments) or Path("runs") / spec.name
-    if not arguments.again:
-        _check_unfinished(run_dir)
     with (
         running(run_dir, arguments) as local,
         Client(local.url, token=local.token) as client,

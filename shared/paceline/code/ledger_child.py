@@ -75,21 +75,22 @@ def _called(request: ArrayMessage) -> bytes:
 
 
 def _described(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What is wrong with the options of a plug-in, and what it needs of its job.
+    """What is wrong with a plug-in that the field `named` names, or its options, and what it needs.
 
     `lacks_package`: it cannot be imported here, as a package is missing, and that is no fault.
     """
     field, kind, target, options = (fields[n] for n in ("field", "kind", "target", "options"))
+    named = fields["named"]
     if problem := _import_problem(target):
         if problem.package_missing and fields["may_lack_packages"]:
             return {"lacks_package": True}
-        return {"wrong": [f"{field}.kind: {problem.text}"]}
+        return {"wrong": [f"{named}: {problem.text}"]}
     try:
         function = _found(target)
     except InvalidError as error:
-        return {"wrong": [f"{field}.kind: {error.message}"]}
+        return {"wrong": [f"{named}: {error.message}"]}
     if kind == "rewards" and (misfit := misfit_of_reward(function, target, options)):
-        return {"wrong": [f"{field}.kind: {misfit}"]}
+        return {"wrong": [f"{named}: {misfit}"]}
     if wrong := list(refused_options(field, kind, target, options, source=function)):
         return {"wrong": wrong}
     return {"needs": list(declared(function).needs_with(options))}

@@ -89,8 +89,33 @@ def own_ledger_parts(spec: JobSpec) -> list[NamedPlugin]:
 
 
 def own_rewards(spec: JobSpec) -> list[NamedPlugin]:
-    """The rewards of a job that are in the code that comes with it."""
-    return [each for each in named(spec) if each.is_own and each.kind == "rewards"]
+    """The rewards of a job that are in the code that comes with it.
+
+    A function that the options of `python` name is one, with the other options.
+    """
+    if spec.code is None:
+        return []
+    return [
+        _function_of(each) for each in _named_in(spec) if each.kind == "rewards" and _is_own(each)
+    ]
+
+
+def _is_own(reward: NamedPlugin) -> bool:
+    return bool(reward.function) or ":" in reward.name
+
+
+def _function_of(reward: NamedPlugin) -> NamedPlugin:
+    if not reward.function:
+        return dataclasses.replace(reward, is_own=True)
+    options = {name: value for name, value in reward.options.items() if name != FUNCTION}
+    return NamedPlugin(
+        reward.kind,
+        reward.function,
+        f"{reward.options_field}.{FUNCTION}",
+        reward.options_field,
+        options,
+        is_own=True,
+    )
 
 
 def _named_in(spec: JobSpec) -> Iterator[NamedPlugin]:
@@ -169,7 +194,7 @@ def problems(
         if each.kind not in kinds or each.field in reported:
             continue
         lines = [*_problems(each, allowed, in_process=in_process)]
-        for line in lines or _unmet(spec, each, in_process=in_process):
+        for line in lines or _unmet(spec, each, allowed, in_process=in_process):
             reported.add(each.field)
             yield line
 
@@ -201,7 +226,12 @@ def _problems(each: NamedPlugin, allowed: AllowedTargets, *, in_process: bool) -
         yield error.message
         return
     yield from wrong_options(
-        each.options_field, each.kind, each.name, each.options, import_plugin=in_process
+        each.options_field,
+        each.kind,
+        each.name,
+        each.options,
+        import_plugin=in_process,
+        allowed=allowed,
     )
 
 
@@ -213,11 +243,14 @@ def _check(kind: str, field: str, name: str, allowed: AllowedTargets) -> None:
         raise type(error)(f"{field}: {error.message.removeprefix(f'{kind}: ')}") from None
 
 
-def _unmet(spec: JobSpec, each: NamedPlugin, *, in_process: bool) -> Iterator[str]:
+def _unmet(
+    spec: JobSpec, each: NamedPlugin, allowed: AllowedTargets, *, in_process: bool
+) -> Iterator[str]:
     """A line for each requirement of a plug-in that the job does not meet."""
     if each.is_own:
         return
-    declaration = declared(options_source(each.kind, each.name, import_plugin=in_process))
+    source = options_source(each.kind, each.name, import_plugin=in_process, allowed=allowed)
+    declaration = declared(source)
     plugin = f"{each.kind.removesuffix('s')} {each.name!r}"
     for need in declaration.needs_with(each.options):
         if line := refusal(need, spec, field=each.options_field, plugin=plugin):

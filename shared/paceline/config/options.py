@@ -18,9 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from paceline.config.load import shown
+from paceline.config.slot_options import slot_options
 from paceline.data import takes_data
 from paceline.errors import InvalidError
 from paceline.plugins import EnvironmentPlugin, registry
+from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 
 MAX_FIELD = 200  # characters of a field that a message quotes
 # What pydantic converts where it is not strict: "no" to false, "0.5" to 0.5. Plug-ins are called
@@ -41,14 +43,21 @@ _GIVEN: dict[str, tuple[int, frozenset[str]]] = {
 
 
 def wrong_options(
-    field: str, kind: str, name: str, options: Mapping[str, Any], *, import_plugin: bool = False
+    field: str,
+    kind: str,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    import_plugin: bool = False,
+    allowed: AllowedTargets = NO_TARGETS,
 ) -> Iterator[str]:
     """A line for each option that a plug-in refuses.
 
     `import_plugin`: if nothing describes its options, import it and use its own parameters.
+    `allowed`: functions of installed modules whose source may be looked at, and run in part.
     """
     try:
-        source = options_source(kind, name, import_plugin=import_plugin)
+        source = options_source(kind, name, import_plugin=import_plugin, allowed=allowed)
         model = None if source is None else model_of(source, kind)
     except InvalidError as error:
         yield f"{field}: {error}"
@@ -64,7 +73,9 @@ def refused_options(
     yield from _refusals(field, name, model_of(source, kind), options)
 
 
-def options_source(kind: str, name: str, *, import_plugin: bool = False) -> Any:
+def options_source(
+    kind: str, name: str, *, import_plugin: bool = False, allowed: AllowedTargets = NO_TARGETS
+) -> Any:
     """The model or callable that describes the options of a plug-in and carries its declarations.
 
     None if there is none.
@@ -74,6 +85,8 @@ def options_source(kind: str, name: str, *, import_plugin: bool = False) -> Any:
     """
     try:
         source = registry.options_of(kind, name)
+        if source is None and kind in registry.SLOTS and name in allowed:
+            return slot_options(name)
         if source is None and import_plugin:
             source = registry.find(kind, name)
             if isinstance(source, EnvironmentPlugin):

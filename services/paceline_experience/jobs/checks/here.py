@@ -43,7 +43,7 @@ class Uploaded:
         self._code: BinaryIO | None = None
         self.names: list[str] = []
         if spec.code is not None and spec.code.path:
-            self._code = tempfile.TemporaryFile()  # noqa: SIM115  as long as this object
+            self._code = tempfile.TemporaryFile()  # noqa: SIM115  until `close`
             digest = pack(Path(spec.code.path), self._code)
             self.names = check(self._code)
             self.spec = spec.model_copy(
@@ -60,6 +60,11 @@ class Uploaded:
         if self._code is None:
             raise UnavailableError(f"code.digest: what was uploaded as {digest} is not here")
         return self.names
+
+    def close(self) -> None:
+        """Forget the archive."""
+        if self._code is not None:
+            self._code.close()
 
     async def copy(self, digest: str, into: BinaryIO) -> None:
         """The archive of the code."""
@@ -124,6 +129,7 @@ async def found_in(spec: JobSpec, sandboxes: Sandboxes) -> Findings:
         return Findings(unchecked=(error.message,))
     finally:
         await folders.close()
+        uploaded.close()
 
 
 def _own_functions(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import string
 from pathlib import Path
 
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
@@ -13,3 +15,23 @@ def write_empty_model(folder: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         (folder / name).write_text("{}")
     (folder / "model.safetensors").write_bytes(NO_TENSORS)
+
+
+def write_readable_model(folder: Path) -> None:
+    """Write a model without weights whose tokenizer has a word for each printable character."""
+    write_empty_model(folder)
+    words = {word: number for number, word in enumerate(["<unk>", *string.printable])}
+    tokenizer = {
+        "version": "1.0",
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"String": ""},
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        "decoder": {"type": "Fuse"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+    }
+    config = {"vocab_size": len(words), "max_position_embeddings": 64}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "config.json").write_text(json.dumps(config))

@@ -22,6 +22,7 @@ from paceline.cli.report import by_eval, curve, draw_rewards, read_metrics, smoo
 from paceline.enums import Purpose
 from paceline.errors import InvalidError
 from paceline.local.ports import USUAL_PORT, is_free
+from paceline_harness.models.folders import write_readable_model
 from paceline_harness.patience import PATIENCE_S
 
 COMMANDS = [
@@ -94,10 +95,9 @@ def heard(port: int = 0) -> Generator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """A job file next to a folder that looks like a model."""
+    """A job file next to a folder with all of a model but weights."""
     (tmp_path / "model").mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / "model" / name).write_text("{}")
+    write_readable_model(tmp_path / "model")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(SPEC))
     return tmp_path / "job.yaml"
 
