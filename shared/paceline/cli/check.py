@@ -113,7 +113,7 @@ def check(spec: JobSpec, allowed: AllowedTargets) -> None:
     """Raise `ConfigError` listing every problem that this machine can detect."""
     wrong = [
         *problems(spec, allowed=allowed),
-        *_module_problems(spec),
+        *_module_problems(spec, allowed),
         *_model_problems(spec.model),
     ]
     if wrong:
@@ -157,11 +157,11 @@ def override(text: str) -> tuple[str, Any]:
         return field, value
 
 
-def _module_problems(spec: JobSpec) -> Iterator[str]:
+def _module_problems(spec: JobSpec, allowed: AllowedTargets) -> Iterator[str]:
     """Modules of functions that `--allow` lists and that cannot be imported here."""
     for field, target in module_targets(spec).items():
         module = target.partition(":")[0]
-        if not is_here(module):
+        if target in allowed and not is_here(module):
             yield (
                 f"{field}: {target!r}: there is no module {module!r} here; install it, or name "
                 "its folder in PYTHONPATH"

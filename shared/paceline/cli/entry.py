@@ -48,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     from paceline.extras import not_installed
 
     try:
+        if trusted := getattr(arguments, "trust", None):
+            arguments.allow += [each for folder in trusted for each in _trusted(folder)]
         handler = getattr(importlib.import_module(f"paceline.cli.{module}"), name)
         return int(handler(arguments))
     except KeyboardInterrupt:
@@ -60,6 +62,12 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(error.message, Exit.INPUT)
     except ModuleNotFoundError as error:
         return _fail(not_installed(error, extra=_EXTRAS.get(module, "")), Exit.INPUT)
+
+
+def _trusted(folder: Path) -> list[str]:
+    from paceline.local.trusted import trust
+
+    return trust(folder)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -305,6 +313,15 @@ def _add_allow(command: argparse.ArgumentParser) -> None:
         metavar="MODULE:ATTRIBUTE",
         help="a function of an installed module that jobs may name as reward or slot of the "
         "objective (see docs/plugins.md; repeatable; default: none)",
+    )
+    command.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FOLDER",
+        help="a folder of yours with plug-ins, which run as you (see docs/own-code.md#a-loss; "
+        "repeatable; default: none)",
     )
 
 
