@@ -1,9 +1,10 @@
 """`python -m paceline_environment SETTINGS.yaml`."""
 
-import sys
+from paceline.program import importing, leave
 
-from paceline.server.chassis import main
-from paceline_environment.service import build
+with importing():
+    from paceline.server.chassis import main
+    from paceline_environment.service import build
 
 if __name__ == "__main__":
-    sys.exit(main(build))
+    leave(main(build))

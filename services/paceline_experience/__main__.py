@@ -1,11 +1,10 @@
 """`python -m paceline_experience SETTINGS.yaml`."""
 
-from __future__ import annotations
+from paceline.program import importing, leave
 
-import sys
-
-from paceline.server.chassis import main
-from paceline_experience.service import build
+with importing():
+    from paceline.server.chassis import main
+    from paceline_experience.service import build
 
 if __name__ == "__main__":
-    sys.exit(main(build))
+    leave(main(build))

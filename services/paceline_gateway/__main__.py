@@ -1,9 +1,10 @@
 """`python -m paceline_gateway SETTINGS.yaml`."""
 
-import sys
+from paceline.program import importing, leave
 
-from paceline.server.chassis import main
-from paceline_gateway.service import build
+with importing():
+    from paceline.server.chassis import main
+    from paceline_gateway.service import build
 
 if __name__ == "__main__":
-    sys.exit(main(build))
+    leave(main(build))

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from paceline.code.errors import told
-from paceline.code.frames import frame, requests, take_pipes
-from paceline.errors import PacelineError
-from paceline.plugins import RewardInput, declared
-from paceline.plugins.loading import attribute
-from paceline.types import Score
-from paceline_reward.scores import as_score, infra_error, item_from_json, score_to_json
+from paceline.program import importing
+
+with importing():
+    from paceline.code.errors import told
+    from paceline.code.frames import frame, requests, take_pipes
+    from paceline.errors import PacelineError
+    from paceline.plugins import RewardInput, declared
+    from paceline.plugins.loading import attribute
+    from paceline.types import Score
+    from paceline_reward.scores import as_score, infra_error, item_from_json, score_to_json
 
 # The parent kills a child that hangs; the alarm ends one whose parent has died.
 ALARM_MARGIN_S = 5.0

@@ -1,9 +1,10 @@
 """`python -m paceline_rollout SETTINGS.yaml`."""
 
-from __future__ import annotations
+from paceline.program import importing, leave
 
-from paceline.server.chassis import main
-from paceline_rollout.service import build
+with importing():
+    from paceline.server.chassis import main
+    from paceline_rollout.service import build
 
 if __name__ == "__main__":
-    raise SystemExit(main(build))
+    leave(main(build))

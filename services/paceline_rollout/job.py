@@ -13,6 +13,7 @@ from paceline.config import JobSpec, parse_job
 from paceline.digest import digest_of
 from paceline.errors import ConfigError, IntegrityError
 from paceline.plugins import Engine, EngineFactory, registry
+from paceline.program import importing
 from paceline.server import artifacts
 from paceline.server.cores import threads_for
 from paceline.transport.rpc import call
@@ -60,7 +61,8 @@ def build_engine(
         ConfigError: the engine has no such option, or takes no settings of a pool.
     """
     rollout, kind = spec.rollout, spec.rollout.engine.kind
-    make: EngineFactory = registry.find("engines", kind)
+    with importing():
+        make: EngineFactory = registry.find("engines", kind)
     given: dict[str, Any] = {
         "model_dir": folder if (folder / "config.json").exists() else None,
         "dtype": spec.model.dtype,

@@ -6,11 +6,14 @@ import json
 import os
 from typing import Any
 
-from paceline.parent import end_with_parent
-from paceline.plugins import Tracker, registry
-from paceline.server.child import take_pipes
-from paceline_tracking.messages import point_from, run_from
-from paceline_tracking.secrets import without_secrets
+from paceline.program import importing
+
+with importing():
+    from paceline.parent import end_with_parent
+    from paceline.plugins import Tracker, registry
+    from paceline.server.child import take_pipes
+    from paceline_tracking.messages import point_from, run_from
+    from paceline_tracking.secrets import without_secrets
 
 MOST_ERROR_CHARS = 500
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from paceline_trainer.ranks.start import run
+from paceline.program import importing, leave
+
+with importing():
+    from paceline_trainer.ranks.start import run
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:], os.environ))
+    leave(run(sys.argv[1:], os.environ))

@@ -21,6 +21,7 @@ import yaml
 from paceline.client.client import Client
 from paceline.enums import JobState
 from paceline.errors import PacelineError
+from paceline.program import importing, leave
 
 POLL_S = 1.0
 SPECIAL = ("<pad>", "<bos>", "<eos>")
@@ -65,9 +66,10 @@ def job_of(model: Path) -> dict[str, Any]:
 
 def make_model(folder: Path) -> None:
     """Save a random Llama with a few thousand parameters and a character tokenizer."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM
+    with importing():
+        import torch
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+        from transformers import LlamaConfig, LlamaForCausalLM
 
     folder.mkdir(parents=True)
     words = {text: number for number, text in enumerate(TOKENS)}
@@ -115,4 +117,4 @@ def _run(client: Client, job: Mapping[str, Any], *, timeout_s: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

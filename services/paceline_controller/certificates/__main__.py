@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from paceline_controller.certificates.start import main
+from paceline.program import importing, leave
+
+with importing():
+    from paceline_controller.certificates.start import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import multiprocessing
 import os
@@ -11,13 +10,17 @@ import sys
 from pathlib import Path
 from typing import Final, TextIO
 
-from paceline.config import JobSpec
-from paceline.data import JobData
-from paceline.data.errors import answer_of
-from paceline.errors import InvalidError, UnavailableError
-from paceline.parent import PARENT_CHECK_S, end_with_parent
-from paceline.server.child import take_pipes
-from paceline_experience.ledger.sources import try_plugins
+from paceline.program import importing
+
+# Each fork would walk, and so copy, all that was imported.
+with importing():
+    from paceline.config import JobSpec
+    from paceline.data import JobData
+    from paceline.data.errors import answer_of
+    from paceline.errors import InvalidError, UnavailableError
+    from paceline.parent import PARENT_CHECK_S, end_with_parent
+    from paceline.server.child import take_pipes
+    from paceline_experience.ledger.sources import try_plugins
 
 _FORKS: Final = multiprocessing.get_context("fork")
 
@@ -30,7 +33,6 @@ def main() -> None:
     """
     source, sink = take_pipes()
     num_bytes, parent = int(sys.argv[1]), os.getppid()
-    gc.freeze()  # else each fork would walk, and so copy, all that was imported
     _answer(sink, "ready")
     for line in source:
         process = _FORKS.Process(target=_try, args=(line, sink, num_bytes))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
-from safetensors import SafetensorError
+from paceline.program import importing, leave
 
-from paceline.config.load import validate
-from paceline.errors import PacelineError, UnavailableError
-from paceline_trainer.export.folder import export
-from paceline_trainer.export.request import ExportRequest
+with importing():
+    from safetensors import SafetensorError
+
+    from paceline.config.load import validate
+    from paceline.errors import PacelineError, UnavailableError
+    from paceline_trainer.export.folder import export
+    from paceline_trainer.export.request import ExportRequest
 
 EXIT_REFUSED, EXIT_UNAVAILABLE = 2, 3
 
@@ -32,4 +35,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -11,6 +11,7 @@ from paceline.config import ServiceSettings, parse_arguments
 from paceline.config.load import validate
 from paceline.config.service import TrainerOptions
 from paceline.errors import ConfigError, PacelineError, UnavailableError
+from paceline.program import importing
 from paceline.server.chassis import Chassis, run_process
 from paceline.telemetry import logs
 from paceline.telemetry.logs import Log
@@ -55,7 +56,8 @@ def of_rank(settings: ServiceSettings, rank_info: RankInfo) -> ServiceSettings:
 
 
 def _serve(settings: ServiceSettings, options: TrainerOptions, rank_info: RankInfo) -> int:
-    from paceline_trainer.service import TrainerService
+    with importing():
+        from paceline_trainer.service import TrainerService
 
     built: list[TrainerService] = []
 

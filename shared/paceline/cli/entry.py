@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.cli import job_commands, observing
 from paceline.cli.terminal.printing import say
+from paceline.program import importing
 
 EPILOG = """\
 exit codes:
@@ -50,7 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if trusted := getattr(arguments, "trust", None):
             arguments.allow += [each for folder in trusted for each in _trusted(folder)]
-        handler = getattr(importlib.import_module(f"paceline.cli.{module}"), name)
+        with importing():
+            handler = getattr(importlib.import_module(f"paceline.cli.{module}"), name)
         return int(handler(arguments))
     except KeyboardInterrupt:
         return _fail("interrupted", Exit.INTERRUPTED)

@@ -12,13 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.beneath import ReadableFolders
-from paceline.data.build import build
-from paceline.data.errors import answer_of, of_os_error
-from paceline.data.remote import fetched
-from paceline.data.shape import RowShape
-from paceline.errors import InvalidError, UnavailableError
-from paceline.parent import end_with_parent
+from paceline.program import importing, leave
+
+with importing():
+    from paceline.beneath import ReadableFolders
+    from paceline.data.build import build
+    from paceline.data.errors import answer_of, of_os_error
+    from paceline.data.remote import fetched
+    from paceline.data.shape import RowShape
+    from paceline.errors import InvalidError, UnavailableError
+    from paceline.parent import end_with_parent
 
 
 def main() -> None:
@@ -63,3 +66,4 @@ def _limit(memory_bytes: int, spool_bytes: int) -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)

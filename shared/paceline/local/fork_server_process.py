@@ -12,9 +12,7 @@ It ends with the control socket or, if it listens, with the process OWNER; its f
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -30,6 +28,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from paceline.program import importing, leave
+
 LONGEST_COMMAND = 1024
 MAX_PACKET = 1 << 17
 _ARG_START, _ARG_END = 47, 48  # fields of /proc/self/stat, from 0
@@ -39,52 +39,26 @@ _READ_EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "HF_", "TRANSFORMERS_",
 
 def main() -> None:
     """Import the modules and serve; in a fork this runs its command."""
-    ending = _Ending()
-    atexit.register(ending.leave)  # the first to be registered is the last to be called
     control = socket.socket(fileno=os.dup(0))
     _to_null()
     before = dict(os.environ)
-    gc.disable()  # what is imported stays
-    for module in sys.argv[2:-1]:
-        importlib.import_module(module)
-    gc.enable()
+    with importing():  # else each fork would walk, and so copy, all that was imported
+        for module in sys.argv[2:-1]:
+            importlib.import_module(module)
     if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
         sys.exit("an import has started a thread, which a fork would not have")
-    gc.collect()
-    gc.freeze()  # else each fork would walk, and so copy, all that was imported
     server = os.getpid()
     request = _Forks(control, int(sys.argv[1]), before).serve()  # returns in each fork too
     if request is None:
         os._exit(0)  # to take apart what was imported takes a second
     _prepare(request, server, before)
-    with ending:
+    try:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-
-
-class _Ending:
-    """Ends a fork with its exit code, once it has done what was registered for its end.
-
-    To take apart what was imported, which the fork copies by that, takes half a second.
-    """
-
-    def __init__(self) -> None:
-        self._code: int | None = None
-
-    def __enter__(self) -> None:
-        """Begin the command."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Note the exit code, unless the interpreter has something to say about it."""
-        code = 0 if error is None else getattr(error, "code", None)
-        if isinstance(error, SystemExit | None) and isinstance(code, int | None):
-            self._code = (code or 0) & 0xFF
-
-    def leave(self) -> None:
-        """End the process, if its exit code is known."""
-        if self._code is not None:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(self._code)
+    except SystemExit as end:
+        if isinstance(end.code, int | None):
+            leave(end.code or 0)
+        raise  # the interpreter has something to say about it
+    leave(0)
 
 
 class _Forks:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import json
 import os
 import select
@@ -34,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from paceline.program import importing
 from paceline.sandbox import landlock, namespaces, seal, seccomp
 from paceline.sandbox.places import interpreter, read_by_python
 
@@ -109,16 +109,15 @@ def main() -> None:
     holds = Holds.find(int(highest))
     seal.die_with_parent()  # becoming nobody undoes it
     holds.filter(files=False, processes=False)
-    for each in preload:
-        module, _, folder = each.partition("@")
-        sys.path.insert(0, folder)
-        __import__(module)
-        sys.path.remove(folder)
-    sys.path.remove(root)
-    for name in PRELOADED:
-        __import__(name)
-    gc.collect()
-    gc.freeze()
+    with importing():
+        for each in preload:
+            module, _, folder = each.partition("@")
+            sys.path.insert(0, folder)
+            __import__(module)
+            sys.path.remove(folder)
+        sys.path.remove(root)
+        for name in PRELOADED:
+            __import__(name)
     _send(control, {"id": 0, "level": holds.level, "why": holds.why})
     _serve(control, holds)
 

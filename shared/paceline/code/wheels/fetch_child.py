@@ -16,18 +16,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.tags import sys_tags
-from packaging.utils import canonicalize_name
-from unearth import Link
+from paceline.program import importing, leave
 
-from paceline.code.wheels.errors import FetchError
-from paceline.code.wheels.index import WheelIndex, WheelOffer
-from paceline.code.wheels.messages import FETCH, REPLY, FetchRequest, LocalWheel, WheelsReply
-from paceline.code.wheels.resolve import CONSTRAINTS, REQUIREMENTS, Ask, Hashes, resolve
-from paceline.code.wheels.sources import CERTIFICATES, WheelSources, without_credentials
-from paceline.code.wheels.wheel import MetadataError, WheelMetadata, WheelName, read_wheel
-from paceline.errors import InvalidError, UnavailableError
+with importing():
+    from packaging.requirements import Requirement
+    from packaging.tags import sys_tags
+    from packaging.utils import canonicalize_name
+    from unearth import Link
+
+    from paceline.code.wheels.errors import FetchError
+    from paceline.code.wheels.index import WheelIndex, WheelOffer
+    from paceline.code.wheels.messages import FETCH, REPLY, FetchRequest, LocalWheel, WheelsReply
+    from paceline.code.wheels.resolve import CONSTRAINTS, REQUIREMENTS, Ask, Hashes, resolve
+    from paceline.code.wheels.sources import CERTIFICATES, WheelSources, without_credentials
+    from paceline.code.wheels.wheel import MetadataError, WheelMetadata, WheelName, read_wheel
+    from paceline.errors import InvalidError, UnavailableError
 
 _HASH = re.compile(r"\s--hash=(\S+)")
 # Names of hosts, and certificates where distributions have them; links among them are followed.
@@ -193,5 +196,4 @@ def _of_the_network(sources: WheelSources) -> Iterator[Path]:
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # to take apart what was imported takes longer than to fetch a wheel
+    leave(0)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from installer import install
-from installer.destinations import SchemeDictionaryDestination
-from installer.sources import WheelFile
+from paceline.program import importing, leave
 
-from paceline.code.wheels.messages import REPLY, UNPACK, LocalWheel, UnpackRequest, WheelsReply
-from paceline.digest import digest_of_file
-from paceline.errors import IntegrityError, PacelineError
+with importing():
+    from installer import install
+    from installer.destinations import SchemeDictionaryDestination
+    from installer.sources import WheelFile
+
+    from paceline.code.wheels.messages import REPLY, UNPACK, LocalWheel, UnpackRequest, WheelsReply
+    from paceline.digest import digest_of_file
+    from paceline.errors import IntegrityError, PacelineError
 
 _SCHEMES = {"purelib": "", "platlib": "", "data": "", "scripts": "bin", "headers": "include"}
 
@@ -59,5 +61,4 @@ def _check(wheel: LocalWheel) -> None:
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # to take apart what was imported takes longer than to unpack a wheel
+    leave(0)
