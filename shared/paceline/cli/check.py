@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from paceline.cli.needs import lines, needs
 from paceline.cli.terminal.printing import say
 from paceline.config import JobSpec, load_job
 from paceline.config.documents import read_yaml
@@ -34,7 +35,12 @@ def validate(arguments: Namespace) -> int:
     with LocalChecks() as checks:
         spec = read_job(arguments.job_file, arguments.overrides)
         check_all(spec, allowed_targets(arguments), checks)
-    say(resolved(spec) if arguments.resolved else f"{arguments.job_file}: ok")
+    if arguments.resolved:
+        say(resolved(spec))
+        return 0
+    say(f"{arguments.job_file}: ok")
+    for line in lines(needs(spec)):
+        say(line)
     return 0
 
 

@@ -40,3 +40,8 @@ def lower(found: Sequence[MemoryNeed]) -> str:
     parts = {part.lower: part for need in found for part in need.largest}
     largest = sorted(parts.values(), key=lambda part: -part.num_bytes)[:_MAX_FIELDS]
     return ", ".join(f"{p.lower} ({p.what}: {human_bytes(p.num_bytes)})" for p in largest)
+
+
+def lines(found: Sequence[MemoryNeed]) -> list[str]:
+    """What to print; nothing if nothing is known."""
+    return [f"memory: {words(found)}", f"lower it with {lower(found)}"] if found else []

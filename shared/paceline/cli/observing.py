@@ -25,6 +25,9 @@ def add_doctor(commands: Any, command: Command, add_gateway: Callable[[Any], Non
     made.add_argument("--cluster", action="store_true", help="check the cluster of kubectl instead")
     made.add_argument("--namespace", default="", help="of the cluster (default: kubectl's own)")
     made.add_argument("--store", default="", metavar="URL", help="check this store too: redis://…")
+    made.add_argument(
+        "--job", type=Path, metavar="JOB.yaml", help="check that this machine has room for it"
+    )
     made.add_argument("--json", action="store_true", help="print one JSON object")
     add_gateway(made)
 

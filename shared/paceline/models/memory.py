@@ -121,7 +121,7 @@ def _trainer(spec: JobSpec, size: ModelSize) -> list[Part]:
 def _rollout(spec: JobSpec, size: ModelSize) -> list[Part]:
     item = _ITEM.get(spec.model.dtype, 4)
     bound = int(spec.rollout.engine.options.get("cache_bytes", _CACHE))
-    tokens = spec.rollout.max_concurrent * spec.sampling.max_context
+    tokens = min(spec.rollout.max_concurrent, _open_episodes(spec)) * spec.sampling.max_context
     packed = 2 if spec.rollout.engine.options.get("packed", True) else 1
     return [
         Part("process", _PROCESS),
@@ -133,3 +133,11 @@ def _rollout(spec: JobSpec, size: ModelSize) -> list[Part]:
             "rollout.max_concurrent",
         ),
     ]
+
+
+def _open_episodes(spec: JobSpec) -> int:
+    """Episodes that can be sampled at once."""
+    batch = spec.experience.batch_groups * spec.experience.group_size
+    return (spec.experience.max_staleness + 1) * batch + sum(
+        each.tasks for each in spec.eval_sets.values()
+    )

