@@ -23,7 +23,7 @@ _CACHE = 2 << 30
 _MAX_CONFIG = 4 << 20
 
 
-class Part(NamedTuple):
+class MemoryPart(NamedTuple):
     """A part of what a process needs."""
 
     what: str
@@ -48,7 +48,7 @@ class MemoryNeed:
     """What one process needs at most, in its own memory or that of its device."""
 
     process: str
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -56,7 +56,7 @@ class MemoryNeed:
         return sum(part.num_bytes for part in self.parts)
 
     @property
-    def largest(self) -> tuple[Part, ...]:
+    def largest(self) -> tuple[MemoryPart, ...]:
         """Those that a field lowers, the largest first."""
         found = (part for part in self.parts if part.lower and part.num_bytes)
         return tuple(sorted(found, key=lambda part: -part.num_bytes))
@@ -92,11 +92,11 @@ def needs_of(spec: JobSpec, size: ModelSize) -> list[MemoryNeed]:
     return [
         MemoryNeed("the trainer", tuple(_trainer(spec, size))),
         *[rollout] * spec.rollout.replicas,
-        MemoryNeed("the other services", (Part("processes", _LIGHT),)),
+        MemoryNeed("the other services", (MemoryPart("processes", _LIGHT),)),
     ]
 
 
-def _trainer(spec: JobSpec, size: ModelSize) -> list[Part]:
+def _trainer(spec: JobSpec, size: ModelSize) -> list[MemoryPart]:
     trainer, world = spec.trainer, spec.trainer.world_size
     item, served = _ITEM.get(trainer.dtype, 4), _ITEM.get(spec.model.dtype, 4)
     version = served * size.parameters
@@ -107,27 +107,27 @@ def _trainer(spec: JobSpec, size: ModelSize) -> list[Part]:
     states = item * size.hidden * (tokens * layers * _HIDDEN_STATES + tokens * size.layers)
     logits = 4 * _ITEM["float32"] * _LOGITS
     parts = [
-        Part("process", _PROCESS),
-        Part("activations", states + logits, "trainer.tokens_per_micro_batch"),
-        Part("versions served and kept for the mismatch check", max(2 * version, kept)),
+        MemoryPart("process", _PROCESS),
+        MemoryPart("activations", states + logits, "trainer.tokens_per_micro_batch"),
+        MemoryPart("versions served and kept for the mismatch check", max(2 * version, kept)),
     ]
     if trainer.lora is not None:
-        return [*parts, Part("weights", item * size.parameters // world)]
+        return [*parts, MemoryPart("weights", item * size.parameters // world)]
     copies = item if item < _ITEM["float32"] and world == 1 else 0
     state = (16 + copies) * size.parameters // world
-    return [*parts, Part("weights, gradients and AdamW", state, "trainer.lora")]
+    return [*parts, MemoryPart("weights, gradients and AdamW", state, "trainer.lora")]
 
 
-def _rollout(spec: JobSpec, size: ModelSize) -> list[Part]:
+def _rollout(spec: JobSpec, size: ModelSize) -> list[MemoryPart]:
     item = _ITEM.get(spec.model.dtype, 4)
     bound = int(spec.rollout.engine.options.get("cache_bytes", _CACHE))
     tokens = min(spec.rollout.max_concurrent, _open_episodes(spec)) * spec.sampling.max_context
     packed = 2 if spec.rollout.engine.options.get("packed", True) else 1
     return [
-        Part("process", _PROCESS),
-        Part("weights, and those of the next version", 2 * packed * item * size.parameters),
-        Part("versions received", 2 * item * size.parameters),
-        Part(
+        MemoryPart("process", _PROCESS),
+        MemoryPart("weights, and those of the next version", 2 * packed * item * size.parameters),
+        MemoryPart("versions received", 2 * item * size.parameters),
+        MemoryPart(
             "keys and values",
             min(tokens * size.token_bytes * item // 2, bound),
             "rollout.max_concurrent",
