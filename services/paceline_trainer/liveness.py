@@ -4,20 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.server.liveness import ProcessProgress, WorkProgress
 from paceline_trainer.phase_clock import PhaseClock
-from paceline_trainer.trainer import Trainer
+from paceline_trainer.work_thread import WorkThread
 
 # In other phases it waits for a batch, for the ledger or for the other ranks.
 PHASES = ("stepping", "checkpointing", "publishing")
 
 
+class RankWork(Protocol):
+    """What a rank does once it is built."""
+
+    @property
+    def compute(self) -> WorkThread:
+        """Its thread that computes."""
+        ...
+
+    @property
+    def writer(self) -> WorkThread | None:
+        """Its thread that writes checkpoints; None: it writes none."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Steps trained."""
+        ...
+
+
 class TrainerLiveness:
     """The work that a rank's probes watch; `trainer` returns None until it is built."""
 
-    def __init__(self, *, clock: PhaseClock, trainer: Callable[[], Trainer | None]) -> None:
+    def __init__(self, *, clock: PhaseClock, trainer: Callable[[], RankWork | None]) -> None:
         self._clock = clock
         self._trainer = trainer
 
@@ -37,9 +56,10 @@ class TrainerLiveness:
     def writing(self) -> WorkProgress:
         """Whether a checkpoint is being written, and how much has been."""
         trainer = self._trainer()
-        if trainer is None:
+        writer = None if trainer is None else trainer.writer
+        if writer is None:
             return WorkProgress(0, 0)
-        return WorkProgress(int(trainer.writer.busy), trainer.writer.num_done)
+        return WorkProgress(int(writer.busy), writer.num_done)
 
     def status(self) -> dict[str, Any]:
         """Fields for `/statusz`."""

@@ -15,6 +15,7 @@ import torch
 
 from paceline import wire
 from paceline.config import JobSpec, parse_job
+from paceline.config.lifecycle.forks import ForkSpec
 from paceline.config.service import TrainerOptions
 from paceline.enums import Phase, WorkerKind
 from paceline.errors import FencedError, InvalidError, PacelineError, UnavailableError
@@ -37,7 +38,7 @@ from paceline.v1.trainer_pb2_grpc import add_TrainerServicer_to_server
 from paceline.weights.model_config import canonical
 from paceline.weights.transfer.server import WeightServer
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
-from paceline_trainer.checkpoints.folders import checkpoints_of
+from paceline_trainer.checkpoints.folders import SavedCheckpoint, checkpoints_of, saved_checkpoint
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.gauges import TrainerGauges, peak_of, shape_of
 from paceline_trainer.liveness import TrainerLiveness
@@ -51,8 +52,10 @@ from paceline_trainer.step.loading import load_reference, open_policy
 from paceline_trainer.step.mismatch import mismatch_of
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.step.versions import WeightHistory
 from paceline_trainer.traces import StepTraces
 from paceline_trainer.trainer import Trainer, TrainingBackend
+from paceline_trainer.weights.policy_server import PolicyServer, ServingBackend
 from paceline_trainer.weights.publish import Publisher, Snapshotter
 from paceline_trainer.weights.seeder import WeightSeeder
 from paceline_trainer.work_thread import WorkThread
@@ -66,7 +69,7 @@ log = Log("service")
 
 
 class TrainerService(Service):
-    """Reads the job from experience, builds the trainer and runs it."""
+    """Reads the job from experience, builds the trainer, or what serves weights, and runs it."""
 
     def __init__(self, *, chassis: Chassis, options: TrainerOptions, rank_info: RankInfo) -> None:
         self._chassis = chassis
@@ -98,7 +101,7 @@ class TrainerService(Service):
         self._group: RankGroup | None = None
         self._stop_broadcast: StopBroadcast | None = None
         self._publisher: Publisher | WeightSeeder | None = None
-        self._trainer: Trainer | None = None
+        self._trainer: Trainer | PolicyServer | None = None
         self._work: asyncio.Task[None] | None = None
         self._membership: Membership | None = None
         self._background: list[asyncio.Task[None]] = []
@@ -162,8 +165,11 @@ class TrainerService(Service):
             if unlisted.targets:
                 log.warning("functions that are not listed are called", functions=unlisted)
             allowed = self._settings.plugins.targets | unlisted
-            engine = await self._compute.run(self._build, spec, allowed)
-            self._trainer = self._make(engine, spec)
+            if spec.trains:
+                engine = await self._compute.run(self._build, spec, allowed)
+                self._trainer = self._make(engine, spec)
+            else:
+                self._trainer = self._serving(await self._compute.run(self._copied, spec), spec)
             self._background.append(asyncio.create_task(self._watch_stop(), name="stop broadcast"))
             await self._trainer.run()
         except FencedError as error:
@@ -197,40 +203,16 @@ class TrainerService(Service):
 
     def _build(self, spec: JobSpec, allowed: AllowedTargets) -> TrainingBackend:
         """Build everything that computes, in the compute thread."""
-        torch.manual_seed(spec.tasks.seed)
         trainer = spec.trainer
         objective = load_objective(trainer.objective, trainer.hooks, allowed=allowed)
-        phases = self._clock.report
-        models = ModelResolver(self._settings.models, run_dir=self._settings.run_dir)
-        phases.enter(Phase.DOWNLOADING_MODEL)
-        model = str(models.folder(spec.model, arrived=phases.reached))
-        self._config_json = canonical(Path(model) / "config.json")
-        phases.enter(Phase.LOADING_MODEL)
-        policy = open_policy(
-            model,
-            gradient_checkpointing=trainer.gradient_checkpointing,
-            lora=trainer.lora,
-        )
-        torch.set_num_threads(self._threads(spec.trainer.threads, policy))
-        group = self._group = RankGroup(self._rank_info)
-        self._stop_broadcast = StopBroadcast(self._rank_info)
-        report_loading(policy, self._rank_info.world, phases)
-        shard(policy, group, dtype=trainer.dtype)
+        model, policy, group = self._opened(spec)
         optimizer = Optimizer(policy, trainer.optimizer, total_steps=spec.stop.steps)
         reference = None
         if "reference" in objective.needs:
             reference = policy  # without its adapters
             if trainer.lora is None:
                 reference = load_reference(model, group, dtype=trainer.dtype)
-        snapshotter = Snapshotter(
-            policy,
-            group,
-            engine_dtype=spec.model.dtype,
-            dtype=trainer.dtype,
-            merge=trainer.lora is not None and trainer.lora.publish == "merged",
-            max_context=spec.sampling.max_context,
-            seed=spec.tasks.seed,
-        )
+        snapshotter = _snapshotter(policy, group, spec)
         mismatch = mismatch_of(
             spec,
             policy,
@@ -253,9 +235,8 @@ class TrainerService(Service):
             reference=reference,
             average=average,
         )
-        base = self._settings.storage or self._settings.run_dir
         checkpoints = Checkpoints(
-            checkpoints_of(str(base), self._settings.job_id),
+            checkpoints_of(self._base, self._settings.job_id),
             group=group,
             keep=trainer.checkpoint.keep,
             incarnation=self._options.incarnation,
@@ -264,13 +245,44 @@ class TrainerService(Service):
             policy, optimizer, learner, checkpoints, snapshotter, mismatch, group
         )
 
+    def _copied(self, spec: JobSpec) -> ServingBackend:
+        """Build what publishes weights that nobody trains, in the compute thread."""
+        _, policy, group = self._opened(spec)
+        return ServingBackend(policy, _snapshotter(policy, group, spec), group)
+
+    def _opened(self, spec: JobSpec) -> tuple[str, PolicyModel, RankGroup]:
+        """The folder of the model, the model on its devices, and all ranks."""
+        torch.manual_seed(spec.tasks.seed)
+        trainer, phases = spec.trainer, self._clock.report
+        models = ModelResolver(self._settings.models, run_dir=self._settings.run_dir)
+        phases.enter(Phase.DOWNLOADING_MODEL)
+        model = str(models.folder(spec.model, arrived=phases.reached))
+        self._config_json = canonical(Path(model) / "config.json")
+        phases.enter(Phase.LOADING_MODEL)
+        policy = open_policy(
+            model,
+            gradient_checkpointing=trainer.gradient_checkpointing,
+            lora=trainer.lora,
+        )
+        torch.set_num_threads(self._threads(trainer.threads, policy))
+        group = self._group = RankGroup(self._rank_info)
+        self._stop_broadcast = StopBroadcast(self._rank_info)
+        report_loading(policy, self._rank_info.world, phases)
+        shard(policy, group, dtype=trainer.dtype)
+        return model, policy, group
+
+    @property
+    def _base(self) -> str:
+        """The storage or run directory in which checkpoints are."""
+        return str(self._settings.storage or self._settings.run_dir)
+
     def _threads(self, wanted: int | Literal["auto"], policy: PolicyModel) -> int:
         info = self._rank_info
         hidden = getattr(policy.config.get_text_config(), "hidden_size", 0)
         return threads_for(wanted, hidden=hidden, processes=info.world // info.nodes)
 
     def _make(self, engine: TrainingBackend, spec: JobSpec) -> Trainer:
-        self._publisher = self._make_publisher(engine)
+        self._publisher = self._make_publisher(history=engine.mismatch.history)
         return Trainer(
             engine=engine,
             ledger=self._ledger,
@@ -289,6 +301,24 @@ class TrainerService(Service):
             usage=self._chassis.usage if self._rank_info.first else None,
         )
 
+    def _serving(self, backend: ServingBackend, spec: JobSpec) -> PolicyServer:
+        self._publisher = self._make_publisher(fixed=True)
+
+        def checkpoint(fork: ForkSpec) -> SavedCheckpoint:
+            assert isinstance(fork.step, int)
+            job_id = self._settings.job_id
+            return saved_checkpoint(self._base, job_id, step=fork.step, digest=fork.digest)
+
+        return PolicyServer(
+            backend=backend,
+            checkpoint=checkpoint,
+            fork=spec.fork,
+            ledger=self._ledger,
+            publisher=self._publisher,
+            compute=self._compute,
+            clock=self._clock,
+        )
+
     def _make_gauges(self, engine: TrainingBackend, spec: JobSpec) -> TrainerGauges:
         policy, device = engine.policy, engine.group.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -305,18 +335,22 @@ class TrainerService(Service):
         self._background.append(show)
         return gauges
 
-    def _make_publisher(self, engine: TrainingBackend) -> Publisher | WeightSeeder | None:
+    def _make_publisher(
+        self, *, fixed: bool = False, history: WeightHistory | None = None
+    ) -> Publisher | WeightSeeder | None:
+        """`fixed`: a header names no incarnation, so that those of all are the same."""
         rank_info = self._rank_info
         if rank_info.first:
-            self._weights.reuse(engine.mismatch.history.num_served)
+            if history is not None:
+                self._weights.reuse(history.num_served)
             return Publisher(
                 ledger=self._ledger,
                 server=self._weights,
                 endpoint=self._endpoint,
-                incarnation=self._options.incarnation,
+                incarnation=0 if fixed else self._options.incarnation,
                 parts=rank_info.nodes,
                 config_json=self._config_json,
-                history=engine.mismatch.history,
+                history=history,
             )
         if rank_info.seeds and rank_info.nodes > 1:
             return WeightSeeder(
@@ -392,6 +426,19 @@ class TrainerService(Service):
             phase=self._clock.phase,
             seconds=self._clock.seconds,
         )
+
+
+def _snapshotter(policy: PolicyModel, group: RankGroup, spec: JobSpec) -> Snapshotter:
+    trainer = spec.trainer
+    return Snapshotter(
+        policy,
+        group,
+        engine_dtype=spec.model.dtype,
+        dtype=trainer.dtype,
+        merge=trainer.lora is not None and trainer.lora.publish == "merged",
+        max_context=spec.sampling.max_context,
+        seed=spec.tasks.seed,
+    )
 
 
 async def _every(seconds: float, work: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from paceline.config.job import LoraSpec
+from paceline.config.sections.lora import LoraSpec
 from paceline.errors import InvalidError
 from paceline.plugins import WeightSnapshot
 from paceline.testing.engines import snapshot as snapshot_of

@@ -23,6 +23,7 @@ _REASONS = {
     "eval_reward": "the eval reward is reached",
     "wall_s": "the time is over",
     "tasks": "all epochs of the tasks are over",
+    "measured": "all tasks are measured",
 }
 _NEEDS_A_STEP = ("wall_s", "tasks")
 """What ends a job without having been asked for: it is no success if nothing was trained."""
@@ -115,7 +116,8 @@ class JobCompletion:
         if state.stop is not StopReason.FINISHED:
             return
         last = state.versions.get(state.version)
-        is_last = state.meta.told and last is not None and last.step == state.step
+        told = state.meta.told or not self._core.spec.trains
+        is_last = told and last is not None and last.step == state.step
         if not is_last and not self._timed_out(state):
             return
         if self._evals.run:
@@ -126,10 +128,17 @@ class JobCompletion:
         elif last is not None and not self._evals.measured(last.version):
             await self._evals.start()
             return
-        if not state.step and state.meta.stop_reason in _NEEDS_A_STEP:
+        if not self._core.spec.trains and (names := self._evals.nothing_measured()):
+            await self._finish("failed", self._nothing_measured(names))
+        elif not state.step and state.meta.stop_reason in _NEEDS_A_STEP:
             await self._finish("failed", self._nothing_trained(reason))
         else:
             await self._finish("succeeded", reason)
+
+    def _nothing_measured(self, names: str) -> str:
+        detail = self._core.state.meta.invalid_detail
+        told = f", the last one: {detail}" if detail else ""
+        return f"{names}: no task could be measured (`tasks`, `options`, `timeout_s`){told}"
 
     def _nothing_trained(self, reason: str) -> str:
         wanted = self._core.spec.experience.batch_groups
@@ -177,6 +186,9 @@ class JobCompletion:
 
     def _stop_condition(self) -> str:
         state, stop = self._core.state, self._core.spec.stop
+        if not self._core.spec.trains:
+            over = state.version >= 0 and self._evals.measured(state.version)
+            return "measured" if over and not self._evals.run else ""
         if state.step >= stop.steps:
             return "steps"
         reached = self._evals.reward

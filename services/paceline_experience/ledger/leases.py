@@ -140,7 +140,7 @@ class Leases:
     def headroom(self) -> int:
         """Groups that would be admitted now."""
         state = self._core.state
-        if state.stop or state.meta.paused or state.version < 0:
+        if state.stop or state.meta.paused or state.version < 0 or not self._core.spec.trains:
             return 0
         return headroom(self.limits, self.load())
 

@@ -316,6 +316,8 @@ class JobLedger:
         number repeats it as `number`: if the store has lost the publication, it is restored under
         it. A new number is above `above`, the parent, and every number ever assigned.
 
+        A job that trains nothing has one version, which every incarnation publishes again.
+
         Raises:
             StateError: the step is not trained, or another publication has this number.
             UnavailableError: the number could not be made durable; retry.
@@ -324,9 +326,9 @@ class JobLedger:
         async with core.transaction() as state:
             fence(state, incarnation)
             floor = max(above, parent, core.watermarks.highest("version"))
-            answer = await core.change(
-                "publish_version", incarnation, step, parent, num_bytes, digest, floor, number
-            )
+            told = (incarnation, step, parent, num_bytes, digest, floor, number)
+            fixed = int(not core.spec.trains)
+            answer = await core.change("publish_version", *told, fixed)
             published = make_record(Publication, answer)
             await core.watermarks.reach("version", published.version)
             state.versions[published.version] = published

@@ -180,6 +180,8 @@ class EvalTotals:
     parse_errors: int = 0  # by the status of scores
     timeouts: int = 0
     scores: dict[str, float] = field(default_factory=dict[str, float])  # of tasks, by name
+    # Of the deviations of tasks from their mean, by name of the score and for `reward`.
+    squares: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)

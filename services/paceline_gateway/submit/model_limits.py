@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from paceline.config import JobSpec
 from paceline.config.base import PluginSpec
-from paceline.config.job import LoraSpec
 from paceline.config.load import shown
+from paceline.config.sections.lora import LoraSpec
 from paceline.errors import ConfigError
 from paceline.models.families import (
     POSITIONS,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -41,12 +40,12 @@ from paceline_trainer.checkpoints.format import (
 )
 from paceline_trainer.checkpoints.state import (
     COPIED_BYTES,
-    TRAINED,
     StagedCheckpoint,
     Stager,
     trained_state,
 )
 from paceline_trainer.checkpoints.storage import Sizes, Storage
+from paceline_trainer.checkpoints.weights_only import TRAINED, translated
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.optimizer import Optimizer
@@ -194,7 +193,7 @@ class Checkpoints:
             self._storage.remove(folder.name, first=META)
         group.barrier()
         writer = CheckpointWriter(self._storage, folder.name, rank=group.rank_info.rank)
-        with _translated(folder.name):
+        with translated(folder.name):
             save(
                 staged.state,
                 storage_writer=writer,
@@ -270,7 +269,7 @@ class Checkpoints:
             for name, each in extras.items()
             if getattr(written.get(f"extras.{name}"), "size", None) == each.shape
         }
-        with _translated(folder.name):
+        with translated(folder.name):
             load(state, storage_reader=reader, planner=LoadFromJson())
         with policy.in_float32():
             set_state_dict(
@@ -418,14 +417,3 @@ def libraries() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-@contextmanager
-def _translated(name: str) -> Generator[None]:
-    """Translate torch's errors of all ranks, which are no `Exception`; raises the first one."""
-    try:
-        yield
-    except CheckpointException as error:
-        rank, (first, _) = min(error.failures.items())
-        text = f"{name}: rank {rank}: {type(first).__name__}: {first}"
-        raise UnavailableError(text) from error

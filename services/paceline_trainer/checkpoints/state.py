@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
+from paceline_trainer.checkpoints.weights_only import TRAINED, without_tied
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.optimizer import Optimizer
 
-# What is frozen comes from the job's model: with LoRA, a checkpoint has the adapters only.
-TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 COPIED_BYTES = 256 << 20
 
 
@@ -60,10 +59,7 @@ def trained_state(
     """What training changes: tensors of the policy, and the optimiser's."""
     with policy.in_float32():
         model, inner = get_state_dict(policy, optimizer.inner, options=TRAINED)
-    for name, same in policy.tied:  # of a tied parameter that is frozen, torch leaves one name
-        if f"inner.{same}" not in model:
-            model.pop(f"inner.{name}", None)
-    return model, inner
+    return without_tied(model, policy), inner
 
 
 def _state_bytes(policy: PolicyModel) -> int:

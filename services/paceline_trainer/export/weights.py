@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from paceline.config.job import LoraSpec
+from paceline.config.sections.lora import LoraSpec
 from paceline.config.sections.model import ModelSpec
 from paceline.errors import ConfigError, IntegrityError
 from paceline.files import write_json

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.initialization import no_init_weights
 from transformers.utils.logging import disable_progress_bar
 
-from paceline.config.job import LoraSpec
+from paceline.config.sections.lora import LoraSpec
 from paceline.errors import ConfigError, InvalidError
 from paceline.models.shallow import shallow
 from paceline.models.weights import INDEX, WHOLE, check_no_adapter

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from paceline.config.job import LoraSpec
+from paceline.config.sections.lora import LoraSpec
 from paceline.errors import ConfigError
 
 ADAPTER = "default"

@@ -15,6 +15,7 @@ from paceline.config.lifecycle.stopping import NotifySpec, StopSpec
 from paceline.config.objective import ObjectiveSpec, Slots
 from paceline.config.recipes import MAX_RECIPES
 from paceline.config.sections.checkpoints import CheckpointSpec
+from paceline.config.sections.lora import LoraSpec
 from paceline.config.sections.model import ModelSpec
 from paceline.config.sections.rollout import RolloutSpec, Threads
 from paceline.config.sections.samples import KeptSamplesSpec
@@ -24,6 +25,7 @@ from paceline.plugins import MAX_STOP_CHARS, MAX_STOP_STRINGS, StrictModel
 
 MAX_BATCH_EPISODES = 1 << 18
 MAX_EVAL_EPISODES = 1 << 20
+MAX_KEPT_EPISODES = 1 << 16
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -172,7 +174,7 @@ class ExperienceSpec(StrictModel):
     """How long a worker keeps an episode without renewing its lease."""
     payload_bytes: int = Field(default=1 << 30, gt=0, le=1 << 40)
     """Budget for the job's payloads in the store."""
-    keep_trajectories: int = Field(default=512, gt=0, le=65_536)
+    keep_trajectories: int = Field(default=512, gt=0, le=MAX_KEPT_EPISODES)
     """Number of trajectories kept for `ListTrajectories`, the newest."""
     samples: KeptSamplesSpec = KeptSamplesSpec()
     """What is kept of each step besides."""
@@ -235,28 +237,6 @@ class MismatchSpec(StrictModel):
     noise: `stop` fails the job, `warn` writes it into the trainer's log."""
 
 
-class LoraSpec(StrictModel):
-    """Train LoRA adapters (arXiv 2106.09685) instead of all weights."""
-
-    rank: int = Field(default=16, gt=0, le=4096)
-    """Of the adapters."""
-    alpha: float = Field(default=32.0, gt=0.0, le=65536.0)
-    """Adapters are scaled by `alpha / rank`."""
-    target_modules: tuple[Annotated[str, Field(max_length=256)], ...] = Field(
-        default=("all-linear",), min_length=1, max_length=256
-    )
-    """Names of the modules that get one, as in peft: `[q_proj, v_proj]`. `all-linear` alone: all
-    linear layers but the head. Experts can have none: a model that has them needs names."""
-    publish: Literal["adapter", "merged"] = "adapter"
-    """`adapter`: only adapters change from version to version, and only they are sent; workers
-    merge them. `merged`: the trainer merges them, and sends all weights that have one."""
-
-    @field_validator("target_modules", mode="before")
-    @classmethod
-    def _name_alone(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-
 class TrainerSpec(StrictModel):
     """Optimisation, checkpoints and publication."""
 
@@ -290,6 +270,9 @@ class JobSpec(StrictModel):
 
     name: Name
     """Lower-case letters, digits and hyphens; need not be unique."""
+    kind: Literal["train", "eval"] = "train"
+    """`eval`: nothing is trained. The weights of `model`, or of the checkpoint that `fork` names,
+    are measured by `eval` and `evals`, all episodes are kept, and the job is over."""
     tenant: Name = "default"
     """Owner of the job; tokens of a tenant submit for that tenant only."""
     recipe: tuple[Annotated[str, Field(max_length=KIND_CHARS)], ...] = Field(
@@ -320,6 +303,11 @@ class JobSpec(StrictModel):
     """The job continues from a checkpoint of another one."""
     ttl_seconds_after_finished: float | None = Field(default=None, ge=0, le=3650 * DAY_S)
     """The job is deleted so long after its end, with its checkpoints; never if null."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains the model; if not, it measures it once."""
+        return self.kind == "train"
 
     @property
     def eval_sets(self) -> dict[str, EvalSpec]:
@@ -390,11 +378,14 @@ class JobSpec(StrictModel):
     @model_validator(mode="after")
     def _not_too_many_evals(self) -> JobSpec:
         episodes = sum(each.tasks * each.samples for each in self.eval_sets.values())
-        if episodes > MAX_EVAL_EPISODES:
+        most = MAX_EVAL_EPISODES if self.trains else MAX_KEPT_EPISODES
+        if episodes > most:
             raise ValueError(
                 f"evals: tasks times samples are {episodes} episodes over all evaluations; at most "
-                f"{MAX_EVAL_EPISODES} are allowed"
+                f"{most} are allowed in a job of kind {self.kind}"
             )
+        if not (self.trains or episodes):
+            raise ValueError("eval: a job of kind eval needs it, or one of `evals`")
         return self
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from paceline.config.job import LoraSpec
+from paceline.config.sections.lora import LoraSpec
 from paceline.errors import ConfigError, PacelineError
 from paceline_rollout.engines.sglang.layout import Layout
 from paceline_rollout.engines.torch.model import TorchModel

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from paceline.config.job import LoraSpec, OptimizerSpec
+from paceline.config.job import OptimizerSpec
+from paceline.config.sections.lora import LoraSpec
 from paceline.digest import digest_of
 from paceline.errors import ConfigError, IntegrityError, InvalidError, NotFoundError
 from paceline_trainer.checkpoints.checkpoint import Checkpoints

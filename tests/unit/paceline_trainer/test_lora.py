@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from paceline.config.job import LoraSpec, OptimizerSpec
+from paceline.config.job import OptimizerSpec
 from paceline.config.objective import ObjectiveSpec
+from paceline.config.sections.lora import LoraSpec
 from paceline.errors import ConfigError
 from paceline.objective.load import load_objective
 from paceline.weights.adapters import MergedSnapshot

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config import JobSpec
-from paceline.config.lifecycle.forks import FIXED, ForkSpec, changed_fields
+from paceline.config.lifecycle.forks import FIXED, FIXED_WEIGHTS, ForkSpec, changed_fields
 from paceline.enums import EpisodeState, Purpose
 from paceline.errors import (
     ConfigError,
@@ -95,14 +95,16 @@ class Forking:
             return spec.model_copy(update={"fork": before}) if same else spec
         parent = await self._parent(spec.fork.job, spec.tenant)
         parent_spec = JobSpec.model_validate_json(parent.spec)
+        fixed = FIXED if spec.trains else FIXED_WEIGHTS
         changed = changed_fields(
             json.loads(parent_spec.model_dump_json()),
             json.loads(spec.model_dump_json()),
+            fixed,
         )
         if changed:
             raise ConfigError(
                 f"{changed[0]}: cannot differ from job {spec.fork.job}, as the checkpoint or the "
-                f"memory of the job depends on it; the same holds for: {', '.join(FIXED)}"
+                f"memory of the job depends on it; the same holds for: {', '.join(fixed)}"
             )
         step, digest = await self._checkpoint(parent, parent_spec, spec.fork)
         fork = ForkSpec(job=spec.fork.job, step=step, digest=digest)
@@ -145,7 +147,7 @@ class Forking:
         )
 
     async def copy(self, spec: JobSpec, child_id: str) -> dict[str, str | int | float]:
-        """Copy checkpoint and ledger for a job that has no record yet.
+        """Copy checkpoint and ledger for a job that has no record yet; the latter if it trains.
 
         The checkpoint comes first, since that may take long: the ledger of a parent that goes on
         drops what it does not need any more.
@@ -162,6 +164,9 @@ class Forking:
         await self._copy_files(spec.tenant, fork, child_id)
         await self._store.command("UNLINK", *all_keys(spec.tenant, child_id))
         keys = JobKeys(spec.tenant, child_id)
+        if not spec.trains:
+            await self._write(keys.meta, _measured_meta(fork))
+            return {"step": fork.step}
         copier = PayloadCopier(
             self._store,
             source=JobKeys(spec.tenant, fork.job).payloads,
@@ -334,6 +339,15 @@ def _cut(copy: _Copy, step: int, *, batch_groups: int) -> _Copy:
     hashes["counts"] = {k.encode(): str(n).encode() for k, n in counts.items() if n}
     meta = replace(copy.meta, step=step, durable=step, exported=Exported(), eval=None, eval_due=())
     return _Copy(hashes, meta, [], copy.rows)
+
+
+def _measured_meta(fork: ForkSpec) -> dict[str, str]:
+    """The fields of a new ledger in which nothing but the weights of a checkpoint is measured."""
+    assert isinstance(fork.step, int)
+    known = {fork.step: fork.digest}
+    step = fork.step
+    texts = field_texts(step=step, checkpoint_step=step, checkpoints=known, durable=step)
+    return {name: text for name, text in texts.items() if text}
 
 
 def _meta(parent: LedgerMeta, fork: ForkSpec, *, num_rows: int) -> dict[str, str]:

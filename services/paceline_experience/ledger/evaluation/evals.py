@@ -8,14 +8,14 @@ from dataclasses import asdict, replace
 from itertools import takewhile
 from typing import Any
 
-from paceline.config.job import MAX_EVAL_EPISODES
+from paceline.config.job import MAX_EVAL_EPISODES, MAX_KEPT_EPISODES
 from paceline.plugins import TaskSource
 from paceline.progress import EvalOutcome, EvalProgress, EvalStanding
 from paceline.telemetry.logs import Log
 from paceline.types import EpisodeProgress
 from paceline_experience.ledger.checkpoints import evaluated
 from paceline_experience.ledger.context import LedgerContext
-from paceline_experience.ledger.evaluation.scores import added, means
+from paceline_experience.ledger.evaluation.scores import added, means, standard_errors
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.records import (
     EvalRun,
@@ -65,6 +65,12 @@ class Evals:
     def measured(self, version: int) -> bool:
         """Whether all evaluations have measured a version."""
         return all(self._measured(name) == version for name in self._sets)
+
+    def nothing_measured(self) -> str:
+        """Names of the evaluations of which no task has a score; empty: there is none."""
+        found = self._core.state.meta.eval_sets
+        failed = [n for n in self._sets if n not in found or not found[n].last.measured]
+        return ", ".join(name or "eval" for name in failed)
 
     @property
     def reward(self) -> float | None:
@@ -137,7 +143,8 @@ class Evals:
 
     async def on_publication(self, step: int) -> None:
         """A version of `step` was published: start the evaluations that are due."""
-        ends = step >= self._core.spec.stop.steps
+        spec = self._core.spec
+        ends = step >= spec.stop.steps or not spec.trains
         due = [name for name, each in self._sets.items() if ends or step % each.every == 0]
         if due:
             await self.start(due)
@@ -303,7 +310,8 @@ class Evals:
     async def _list(self, run: EvalRun, measured: Sequence[GroupRecord]) -> None:
         """Add measured trajectories to the ring that can be listed; the oldest are deleted."""
         store, ring = self._core.store, self._core.keys.eval_ring
-        keep = self._core.spec.experience.keep_trajectories
+        spec = self._core.spec
+        keep = spec.experience.keep_trajectories if spec.trains else MAX_KEPT_EPISODES
         payloads = [name for group in measured for name in group.payloads()]
         first = run.version * _RUN_STRIDE + self._first_place(run.name)
         first += run.totals.measured * self._sets[run.name].samples
@@ -355,6 +363,7 @@ def _result(run: EvalRun, totals: EvalTotals, now: float, *, samples: int) -> di
         **({"set": run.name} if run.name else {}),
         "reward": totals.reward / count if count else None,
         **means(totals.scores, count),
+        "stderr": standard_errors(totals),
         "measured": count,
         "of": run.total,
         "complete": count >= MIN_MEASURED * run.total,

@@ -1,14 +1,16 @@
-"""What several samples of a task come to: pass@k and the answer of the majority."""
+"""What the samples of tasks come to: means with standard errors, pass@k, the majority's answer."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from math import comb
+from math import comb, sqrt
 
 from paceline.config.evaluation import EvalSpec
 from paceline.enums import ScoreStatus
 from paceline_experience.ledger.records import EpisodeSummary, EvalTotals
+
+REWARD = "reward"  # its name among the scores
 
 
 def pass_at(n: int, c: int, k: int) -> float:
@@ -44,19 +46,48 @@ def added(
 ) -> EvalTotals:
     """Totals with the samples of these tasks added."""
     found = [*tasks]
-    scores = Counter(totals.scores)
+    scores, squares = dict(totals.scores), dict(totals.squares)
+    reward = totals.reward
     statuses = Counter(s.status for each in found for s in each)
-    for samples in found:
-        scores.update(scores_of(samples, spec))
+    for count, samples in enumerate(found, totals.measured):
+        mean = sum(each.reward for each in samples) / len(samples)
+        squares[REWARD] = _spread(squares.get(REWARD, 0.0), reward, count, mean)
+        reward += mean
+        for name, score in scores_of(samples, spec).items():
+            before = scores.get(name, 0.0)
+            squares[name] = _spread(squares.get(name, 0.0), before, count, score)
+            scores[name] = before + score
     return EvalTotals(
         measured=totals.measured + len(found),
-        reward=totals.reward + sum(sum(s.reward for s in each) / len(each) for each in found),
+        reward=reward,
         tokens=totals.tokens + sum(s.policy_tokens for each in found for s in each),
         truncated=totals.truncated + sum(s.truncated for each in found for s in each),
         parse_errors=totals.parse_errors + statuses[ScoreStatus.PARSE_ERROR],
         timeouts=totals.timeouts + statuses[ScoreStatus.TIMEOUT],
-        scores=dict(scores),
+        scores=scores,
+        squares=squares,
     )
+
+
+def _spread(squares: float, total: float, count: int, value: float) -> float:
+    """Squares of deviations from the mean with one more value: Welford (1962), loses no digits."""
+    if not count:
+        return 0.0
+    deviation = value - total / count
+    return squares + deviation * deviation * count / (count + 1)
+
+
+def standard_errors(totals: EvalTotals) -> dict[str, float]:
+    """Standard errors of `reward` and of the scores; nothing for fewer than two tasks.
+
+    sqrt(sum((x_i - mean)^2) / (n - 1) / n) over the values x_i of n tasks. Samples of a task depend
+    on each other, so each task counts once, however many it has: clustered by task, as in equation
+    4 of arXiv 2411.00640 for clusters of one size, but for the factor n / (n - 1).
+    """
+    n = totals.measured
+    if n < 2:
+        return {}
+    return {name: sqrt(each / (n - 1) / n) for name, each in totals.squares.items()}
 
 
 def means(scores: Mapping[str, float], count: int) -> dict[str, float]:

@@ -79,12 +79,13 @@ class Pauses:
         """A version is there again, so leases go on; whether they had to wait for it.
 
         An evaluation that the pause has interrupted begins again on this version, since no worker
-        has the older one any more.
+        has the older one any more; one of a job that trains nothing goes on.
         """
         async with self._core.transaction() as state:
             if not state.meta.paused or state.stop is StopReason.PAUSED:
                 return False
-            await self._evals.begin_anew()
+            if self._core.spec.trains:
+                await self._evals.begin_anew()
             self._core.clock.go_on()
             await self._core.note(paused="", clock=self._core.clock.now())
         return True

@@ -74,7 +74,9 @@ class Versions:
             if (run := self._evals.run) is not None and run.version in state.meta.withdrawn:
                 await self._evals.begin_anew()
             version, withdrawn = state.version, state.meta.withdrawn
-            failed = version in withdrawn[MAX_WITHDRAWN - 1 :] and not state.stop
+            # Weights that nobody trains would be the same ones again.
+            most = MAX_WITHDRAWN if self._core.spec.trains else 1
+            failed = version in withdrawn[most - 1 :] and not state.stop
         reasons = [each.reason for each in refusals if each is not None]
         if failed and reasons:
             await self._fail(

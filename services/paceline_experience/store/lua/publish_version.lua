@@ -1,6 +1,7 @@
 -- Numbers a publication; the same announcement again gets the same number.
 -- ARGV: incarnation, step, parent, num_bytes, digest (empty: not known yet), highest number that was
--- ever handed out, number that this publication was given before (-1: none)
+-- ever handed out, number that this publication was given before (-1: none), 1 if nobody trains:
+-- every incarnation then publishes the same weights, and takes over the publication of the one before
 fence(tonumber(ARGV[1]))
 local incarnation, step, parent = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local last, floor, given = tonumber(get('version', '-1')), tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -9,9 +10,15 @@ local function again(number)
   local text = number >= 0 and redis.call('HGET', VERSIONS, number)
   if not text then return nil end
   local known = cjson.decode(text)
-  if known.incarnation ~= incarnation or known.step ~= step or known.parent ~= parent then return nil end
-  if ARGV[5] ~= '' and not known.digest then
-    known.digest = ARGV[5]
+  local own = known.incarnation == incarnation
+  if known.step ~= step or known.parent ~= parent or not (own or ARGV[8] == '1') then return nil end
+  if ARGV[8] == '1' and ARGV[5] ~= '' and known.digest and known.digest ~= ARGV[5] then
+    fail('STATE', 'version ' .. number .. ' has other weights: its digest is ' .. known.digest
+      .. ', that of incarnation ' .. incarnation .. ' is ' .. ARGV[5])
+  end
+  if not own or (ARGV[5] ~= '' and not known.digest) then
+    known.incarnation = incarnation
+    if ARGV[5] ~= '' then known.digest = ARGV[5] end
     redis.call('HSET', VERSIONS, number, cjson.encode(known))
   end
   return known

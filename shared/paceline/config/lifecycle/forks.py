@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
@@ -19,9 +19,15 @@ FIXED = (
     *("experience.advantage", "experience.advantage_shaping", "trainer.lora"),
 )
 
+FIXED_WEIGHTS = ("model", "trainer.lora")
+"""What the weights of a checkpoint depend on, all that a job needs that trains nothing."""
+
 
 class ForkSpec(StrictModel):
-    """Where the job continues: with the weights, optimizer, data position and memory of another."""
+    """Where the job continues: with the weights, optimizer, data position and memory of another.
+
+    One of kind `eval` measures the weights, on any tasks.
+    """
 
     job: str = Field(max_length=128)
     """Id of the other job."""
@@ -32,9 +38,11 @@ class ForkSpec(StrictModel):
     """SHA-256 of the checkpoint's index, which has the digests of its files; filled in likewise."""
 
 
-def changed_fields(parent: Mapping[str, Any], child: Mapping[str, Any]) -> list[str]:
+def changed_fields(
+    parent: Mapping[str, Any], child: Mapping[str, Any], fixed: Sequence[str] = FIXED
+) -> list[str]:
     """Fields of a fork's job file that differ from its parent's, although they may not."""
-    return [name for name in FIXED if _value(parent, name) != _value(child, name)]
+    return [name for name in fixed if _value(parent, name) != _value(child, name)]
 
 
 def _value(spec: Mapping[str, Any], path: str) -> Any:

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.config.evaluation import EvalSpec
-from paceline_experience.ledger.evaluation.scores import added, majority, means, pass_at, scores_of
+from paceline_experience.ledger.evaluation.scores import (
+    added,
+    majority,
+    means,
+    pass_at,
+    scores_of,
+    standard_errors,
+)
 from paceline_experience.ledger.records import EpisodeSummary, EvalTotals
 
 
@@ -78,6 +85,30 @@ def test_totals_are_sums_over_tasks() -> None:
     spec = EvalSpec(samples=2, temperature=1.0, pass_at=(2,))
     first = added(EvalTotals(), [[sample(1.0), sample(0.0)]], spec)
     both = added(first, [[sample(0.0), sample(0.0, tokens=5)]], spec)
-    assert both == EvalTotals(measured=2, reward=0.5, tokens=14, scores={"pass@2": 1.0})
+    squares = {"reward": 0.125, "pass@2": 0.5}
+    scores = {"pass@2": 1.0}
+    assert both == EvalTotals(measured=2, reward=0.5, tokens=14, scores=scores, squares=squares)
     assert means(both.scores, 2) == {"pass@2": 0.5}
     assert means({}, 0) == means({"pass@2": 0.0}, 0) == {}
+
+
+def test_standard_errors_count_each_task_once() -> None:
+    """Task means 1, 0 and 0.5: sqrt(((0.5)^2 + (0.5)^2 + 0) / 2 / 3), however many samples."""
+    for copies in (1, 8):
+        tasks = [
+            [sample(reward) for reward in rewards * copies]
+            for rewards in ([1.0, 1.0], [0.0, 0.0], [1.0, 0.0])
+        ]
+        spec = EvalSpec(samples=2 * copies, temperature=1.0, pass_at=(1,), majority_at=(1,))
+        found = standard_errors(added(EvalTotals(), tasks, spec))
+        assert found["reward"] == found["pass@1"] == pytest.approx(0.25 / 3**0.5 * 2)
+        assert found["maj@1"] == pytest.approx((2 / 3 / 2 / 3) ** 0.5)  # 1, 0, 1
+    assert standard_errors(added(EvalTotals(), [[sample(1.0)]], EvalSpec())) == {}
+
+
+def test_standard_errors_of_large_rewards_lose_no_digits() -> None:
+    """A sum of squares less the square of the sum would be 0, or below."""
+    totals = EvalTotals()
+    for reward in (1e9, 1e9 + 1, 1e9 + 2):
+        totals = added(totals, [[sample(reward)]], EvalSpec())  # window by window
+    assert standard_errors(totals)["reward"] == pytest.approx((2 / 2 / 3) ** 0.5)
