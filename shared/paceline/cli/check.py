@@ -152,13 +152,13 @@ def check_endpoints(spec: JobSpec, file: Path | None) -> None:
             )
 
 
-def override(text: str) -> tuple[str, Any]:
-    """Field and value of `FIELD=VALUE`."""
+def override(text: str, *, option: str = "--set") -> tuple[str, Any]:
+    """Field and value of `FIELD=VALUE`, as given to an option."""
     field, equals, value = text.partition("=")
     if not equals or not field:
-        raise InvalidError(f"--set {text}: write FIELD=VALUE")
+        raise InvalidError(f"{option} {text}: write FIELD=VALUE")
     try:
-        return field, read_yaml(value, what=f"--set {field}")
+        return field, read_yaml(value, what=f"{option} {field}")
     except InvalidError:
         return field, value
 

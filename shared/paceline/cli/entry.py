@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli import job_commands, observing
+from paceline.cli.measure import options as measuring
 from paceline.cli.terminal.printing import say
 from paceline.program import importing
 
@@ -114,6 +115,7 @@ def _add_local(commands: Any) -> None:
     )
     _add_run_dir(trial, "default: a temporary folder")
     _add_base(trial, 0, "0")
+    measuring.add(commands, _command, _add_anywhere)
     for command in (run, trial):
         command.set_defaults(data_folders=None)  # one user's jobs read all that the user may
     up = _command(commands, "up", "local:up", "serve on this machine until interrupted")
@@ -128,6 +130,13 @@ def _add_local(commands: Any) -> None:
         "rows; repeatable (default: none, see docs/data.md)",
     )
     _add_base(up, 8300, "8300")
+
+
+def _add_anywhere(command: argparse.ArgumentParser) -> None:
+    """For commands that call the gateway that is named or runs, or else start everything."""
+    _add_gateway(command)
+    _add_base(command, 0, "0")
+    command.set_defaults(data_folders=None)
 
 
 def _add_remote(commands: Any) -> None:

@@ -28,7 +28,7 @@ LINE_EVERY_S = 5.0
 _AILING = (TrackerState.RETRYING, TrackerState.FAILED)
 _DONE = ("trained", "durable")
 _ORDER = (
-    *("state", "step", "reward", "held-out reward", "held-out scores", "other evals"),
+    *("state", "step", "tasks", "reward", "held-out reward", "held-out scores", "other evals"),
     *("staleness", "tokens/s", "episodes/s", "waiting", "failing"),
     "tracking",
 )
@@ -62,6 +62,7 @@ class JobProgress:
     """The latest values worth showing, updated from events."""
 
     target_steps: int = 0
+    trains: bool = True
     status: dict[str, str] = field(default_factory=dict[str, str])
     main_eval: str = ""  # name of the evaluation that the job's status is about
     partial: str = ""  # its newest run, if it measured too few tasks to count
@@ -76,7 +77,13 @@ class JobProgress:
         status, live = event.status, event.live
         steps = f"{status.step}/{self.target_steps}" if self.target_steps else str(status.step)
         state = f"{status.state}: {status.reason}" if status.reason else str(status.state)
-        self.status |= {"state": state, "step": steps}
+        self.status["state"] = state
+        if self.trains:
+            self.status["step"] = steps
+        elif live and live.eval:
+            self.status["tasks"] = f"{live.eval.measured}/{live.eval.total}"
+        else:
+            self.status.pop("tasks", None)
         if status.tracking:
             self.status["tracking"] = ", ".join(map(tracked, status.tracking))
         for row in event.metrics:
@@ -89,18 +96,17 @@ class JobProgress:
                 self._note_other(row.step, row.values)
         self._note_eval(status)
         if live:
-            self.tokens.add(now_s, float(live.tokens_generated))
+            tokens = live.tokens_generated if self.trains else live.eval_tokens
+            self.tokens.add(now_s, float(tokens))
             done = sum(live.counts.get(name, 0) for name in _DONE)
             self.episodes.add(now_s, float(done))
         self._put("tokens/s", self.tokens.per_s, "{:,.0f}")
-        self._put("episodes/s", self.episodes.per_s, "{:,.1f}")
+        if self.trains:
+            self._put("episodes/s", self.episodes.per_s, "{:,.1f}")
         if live:
             self.wait.add(now_s, live.trainer_wait_total_s)
-            self.status["waiting"] = (
-                "trainer and rollout to load the model"
-                if status.state is JobState.STARTING
-                else waiting(self.wait.per_s or 0.0, live.headroom_groups)
-            )
+            if self.trains:
+                self._note_waiting(status, live)
             self._note_failures(live, now_s)
 
     def line(self) -> str:
@@ -117,6 +123,13 @@ class JobProgress:
 
     def _ordered(self) -> list[tuple[str, str]]:
         return [(name, visible(self.status[name])) for name in _ORDER if name in self.status]
+
+    def _note_waiting(self, status: JobStatus, live: LedgerProgress) -> None:
+        self.status["waiting"] = (
+            "trainer and rollout to load the model"
+            if status.state is JobState.STARTING
+            else waiting(self.wait.per_s or 0.0, live.headroom_groups)
+        )
 
     def _note_eval(self, status: JobStatus) -> None:
         counted = status.eval_reward is not None
@@ -211,6 +224,7 @@ def follow(
     console = console or SafeConsole()
     progress = JobProgress(
         target_steps=int(job.spec.get("stop", {}).get("steps", 0)),
+        trains=job.spec.get("kind", "train") == "train",
         main_eval=main_eval_of(job.spec),
     )
     shown_s = float("-inf")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from argparse import Namespace
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
-from rich.console import Console
 from rich.text import Text
 
 from paceline.api.documents import JobView
@@ -22,6 +20,7 @@ from paceline.api.episodes import ListedEpisode
 from paceline.cli.entry import Exit
 from paceline.cli.target.clients import StoredClient, reader_of
 from paceline.cli.terminal.console import SafeConsole
+from paceline.cli.terminal.pager import pager
 from paceline.cli.terminal.printing import say
 from paceline.cli.terminal.tables import Column, FittingTable
 from paceline.cli.terminal.tokens import Colouring, Pieces, legend, numbered, transcript_text
@@ -160,7 +159,7 @@ def _show(
         console.print("no stored episode is as asked for", markup=False)
         return
     color: Colouring = arguments.color
-    with _pager(console) if paged and not arguments.no_pager else nullcontext():
+    with pager(console) if paged and not arguments.no_pager else nullcontext():
         if not _in_full(arguments):
             console.print(table_of(found))
             return
@@ -168,14 +167,6 @@ def _show(
         console.print(legend(color))
         for each in found:
             console.print(episode_text(each, color=color, pieces=pieces), soft_wrap=True)
-
-
-def _pager(console: Console) -> Any:
-    """A pager that shows colours, if this is a terminal."""
-    if not console.is_terminal:
-        return nullcontext()
-    os.environ.setdefault("LESS", "-FRX")
-    return console.pager(styles=True)
 
 
 def table_of(found: Iterable[ListedEpisode]) -> FittingTable:

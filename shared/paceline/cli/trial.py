@@ -1,4 +1,4 @@
-"""`paceline try`: runs a few episodes of a job and shows them, before anything is trained."""
+"""`paceline try`: runs a few episodes of a job and shows them, as a job that trains nothing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from paceline.cli.export import models_of
 from paceline.cli.local import running
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.failures import failures, told, unfinished
+from paceline.cli.terminal.pager import pager
 from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
 from paceline.config import JobSpec, parse_job
 from paceline.config.evaluation import EvalSpec
+from paceline.config.lifecycle.stopping import StopSpec
 from paceline.config.precision import with_dtype
 from paceline.config.sections.model import ModelPlace, ModelSettings, ModelSpec
-from paceline.enums import Purpose, ScoreStatus, TokenSource
+from paceline.enums import JobState, Purpose, ScoreStatus, TokenSource
 from paceline.errors import StateError
 from paceline.local.checks import LocalChecks
 from paceline.models.resolve import ModelResolver
@@ -60,16 +62,17 @@ def try_job(arguments: Namespace) -> int:
             job_id, model = job.status.job_id, parse_job(job.spec).model
             say(f"waiting for {wanted} episodes; logs are in {run_dir / 'logs'}", error=True)
             try:
-                found, is_late = _episodes(client, job_id, wanted, timeout_s=arguments.timeout)
+                found, is_late = _episodes(client, job_id, timeout_s=arguments.timeout)
                 why = list(_why(client, run_dir, job_id, is_late=is_late))
             finally:
-                with suppress(StateError):  # a small model may have ended it meanwhile
+                with suppress(StateError):  # it is over
                     client.cancel(job_id, reason="tried")
         tokenizer = tokenizer_for(model, models_of(arguments), run_dir)
-        for number, each in enumerate(found, 1):
-            console.print(shown(each, tokenizer, number), soft_wrap=True)
-        for line in filter(None, (*why, turn_end_warning(tokenizer))):
-            console.print(Text(visible(line), "red"), soft_wrap=True)
+        with pager(console):
+            for number, each in enumerate(found, 1):
+                console.print(shown(each, tokenizer, number), soft_wrap=True)
+            for line in filter(None, (*why, turn_end_warning(tokenizer))):
+                console.print(Text(visible(line), "red"), soft_wrap=True)
     good = [each for each in found if each.score.status is ScoreStatus.OK]
     mean = sum(each.score.reward for each in good) / len(good) if good else 0.0
     late = f" within {arguments.timeout:g} s" if is_late else ""
@@ -79,23 +82,21 @@ def try_job(arguments: Namespace) -> int:
 
 
 def trial_of(spec: JobSpec, episodes: int) -> JobSpec:
-    """The job with nothing but a first evaluation, of so many of its training tasks."""
+    """A job of kind `eval` with so many of the job's training tasks."""
     first = EvalSpec(
-        every=1,
         tasks=episodes,
         temperature=spec.sampling.temperature,
         seed=spec.tasks.seed,
         timeout_s=spec.tasks.episode_timeout_s,
     )
-    # Cancelled once its tasks are measured, usually before this step.
-    stop = spec.stop.model_copy(update={"steps": 1})
     checkpoint = spec.trainer.checkpoint.model_copy(update={"best": None})
     trainer = spec.trainer.model_copy(update={"checkpoint": checkpoint})
     only = {
         "name": "try",
+        "kind": "eval",
         "eval": first,
         "evals": {},
-        "stop": stop,
+        "stop": StopSpec(),
         "trainer": trainer,
         "tracking": (),
     }
@@ -127,26 +128,18 @@ def shown(episode: Trajectory, tokenizer: Tokenizer, number: int) -> Text:
     return text
 
 
-def _episodes(
-    client: Client, job_id: str, wanted: int, *, timeout_s: float
-) -> tuple[list[Trajectory], bool]:
+def _episodes(client: Client, job_id: str, *, timeout_s: float) -> tuple[list[Trajectory], bool]:
     """The episodes that end, and whether the time was over before."""
     deadline = time.monotonic() + timeout_s
     while not (is_late := time.monotonic() >= deadline):
         job = client.get(job_id).status
-        rows = client.list_metrics(job_id).rows
-        is_measured = any(each.kind is Purpose.EVAL for each in rows)
-        if is_measured or job.state.terminal:
-            if job.state.terminal and not is_measured and job.reason:
+        if job.state.terminal:
+            if job.state is not JobState.SUCCEEDED:
                 say(f"the job {job.state}: {job.reason}", error=True)
             break
         time.sleep(_POLL_S)
     page = client.list_trajectories(job_id, page_size=200, purpose=Purpose.EVAL)
-    # A small model may be trained and evaluated again before the job is cancelled.
-    sampled = [each.oldest_version for each in page.trajectories]
-    first = min((version for version in sampled if version >= 0), default=0)
-    found = [each for each in reversed(page.trajectories) if each.oldest_version <= first]
-    return found[:wanted], is_late
+    return [*reversed(page.trajectories)], is_late
 
 
 def _why(client: Client, run_dir: Path, job_id: str, *, is_late: bool) -> Iterator[str]:

@@ -244,7 +244,9 @@ class Evals:
         measured = [*filter(_is_measured, groups)]
         samples = self._sets[run.name].samples
         totals = self._with_totals(run, measured).totals
+        of = self._core.state.versions.get(run.version)
         result = _result(run, totals, self._core.clock.now(), samples=samples)
+        result["weights"] = of.digest if of is not None else ""
         standing = self._standing(run, totals, complete=result["complete"])
         if not standing.last.complete:
             log.warning(
@@ -259,7 +261,6 @@ class Evals:
         values = {name: value for name, value in result.items() if name != "step"}
         row = row_text(step=run.step, kind="eval", values=values)
         sets = {**self._core.state.meta.eval_sets, run.name: standing}
-        of = self._core.state.versions.get(run.version)
         values = evaluated(self._core.state.meta, self._core.spec, run, of, result)
         texts = json.dumps(field_texts(eval_sets=sets, evaluated=values))
         then = self._first_window(of, run.then) if of is not None and run.then else []

@@ -1,0 +1,1 @@
+"""`paceline eval` and `paceline generate`: jobs of kind `eval`, and what becomes of them."""

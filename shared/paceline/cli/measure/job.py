@@ -1,0 +1,133 @@
+"""The job of kind `eval` that a command line asks for."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.cli.check import override, read_job
+from paceline.cli.lifecycle import merged, nested
+from paceline.config import JobSpec, parse_job
+from paceline.config.documents import read_yaml
+from paceline.config.evaluation import DAY_S
+from paceline.config.sections.model import is_folder
+from paceline.errors import InvalidError
+
+_JOB = re.compile(r"(?P<job>[a-z0-9][a-z0-9-]*-[0-9a-f]{6})(@(?P<step>latest|best|[0-9]+))?")
+_TIMEOUT_S = 7 * DAY_S  # every task counts, however slow the machine is
+_NAME_CHARS = 40
+Fields = dict[str, Any]
+
+
+class Target(NamedTuple):
+    """What is measured: a model, or the checkpoint of a job."""
+
+    model: str = ""
+    job: str = ""
+    step: str = "latest"
+
+
+def target_of(text: str) -> Target:
+    """A folder is a model, and so is all that does not look like the id of a job."""
+    found = None if is_folder(Path(text)) else _JOB.fullmatch(text)
+    if found is not None:
+        return Target(job=found["job"], step=found["step"] or "latest")
+    return Target(model=text)
+
+
+def of_model(arguments: Namespace, model: str) -> JobSpec:
+    """The job that measures a model, by a job file or by the options alone.
+
+    Raises:
+        InvalidError: neither a file nor an environment is given.
+    """
+    path = str(Path(model).resolve()) if is_folder(Path(model)) else model
+    if arguments.file is not None:
+        base = read_job(arguments.file, arguments.overrides, arguments.data)
+        fields: Fields = base.model_dump(mode="json", by_alias=True)
+        fields["model"] = {**fields["model"], "path": path, "revision": "", "digest": ""}
+        return parse_job(_measured(fields, arguments))
+    if not arguments.env:
+        raise InvalidError("--env: is missing; name an environment, or a job file with -f")
+    fields = {
+        "name": _slug(model),
+        "model": {"path": path},
+        "tasks": {"environment": arguments.env},
+        "reward": [{"kind": "environment"}],
+        "eval": {},
+    }
+    return parse_job(_overridden(_measured(fields, arguments), arguments))
+
+
+def of_job(arguments: Namespace, target: Target, parent: Mapping[str, Any]) -> JobSpec:
+    """The job that measures a checkpoint of a job, whose fields hold unless others are given."""
+    fields: Fields = {**parent, "name": f"{parent['name']}"[:_NAME_CHARS].rstrip("-") + "-eval"}
+    if arguments.file is not None:
+        text = arguments.file.read_text()
+        fields = merged(fields, read_yaml(text, what=str(arguments.file)))
+    fields |= {"fork": None, "notify": None, "tracking": [], "ttl_seconds_after_finished": None}
+    if target.step != "0":  # what it began with
+        step = int(target.step) if target.step.isdecimal() else target.step
+        fields["fork"] = {"job": target.job, "step": step}
+    return parse_job(_overridden(_measured(fields, arguments), arguments))
+
+
+def _measured(fields: Fields, arguments: Namespace) -> Fields:
+    """The fields of a job of kind `eval`, with the sets that the options ask for."""
+    found: Fields = {**fields, "kind": "eval", "stop": {}, "recipe": []}
+    if "trainer" in found:  # the best checkpoint may be that of a set that is not measured here
+        found = merged(found, {"trainer": {"checkpoint": {"best": None}}})
+    if arguments.env:
+        found["tasks"] = {"environment": arguments.env}
+    if arguments.reward:
+        found["reward"] = [{"kind": kind} for kind in arguments.reward]
+    if arguments.data is not None:
+        found["data"] = {"path": str(arguments.data.resolve())}
+    options = dict(override(text, option="--option") for text in arguments.options)
+    own = bool(arguments.env or options or arguments.collects)
+    temperature = float((found.get("sampling") or {}).get("temperature", 1.0))
+    if own:
+        given: Fields = {"options": options}
+        if arguments.collects:
+            seed = (found.get("tasks") or {}).get("seed", 0)
+            given |= {"temperature": temperature, "seed": seed}
+        return found | {"eval": _set(given, arguments, temperature), "evals": {}}
+    sets: Fields = found.get("evals") or {}
+    one = found.get("eval")
+    if one is None and not sets:
+        raise InvalidError("--option: is missing; the job has no evaluation of its own")
+    return found | {
+        "eval": None if one is None else _set(one, arguments, temperature),
+        "evals": {name: _set(each, arguments, temperature) for name, each in sets.items()},
+    }
+
+
+def _set(base: Mapping[str, Any], arguments: Namespace, temperature: float) -> Fields:
+    """One set: what is given on the command line, else what the job says, else defaults."""
+    names = ("tasks", "samples", "temperature", "seed", "pass_reward", "pass_at", "majority_at")
+    given = {name: getattr(arguments, name, None) for name in names}
+    found: Fields = {**base, **{name: each for name, each in given.items() if each is not None}}
+    found["timeout_s"] = arguments.timeout or _TIMEOUT_S
+    samples = int(found.get("samples", 1))
+    if samples > 1 and not found.get("temperature"):
+        found["temperature"] = temperature
+    if not found.get("pass_at"):
+        found["pass_at"] = sorted({1, samples})
+    if not found.get("majority_at") and samples > 1:
+        found["majority_at"] = [samples]
+    return found
+
+
+def _overridden(fields: Fields, arguments: Namespace) -> Fields:
+    for field, value in map(override, arguments.overrides):
+        fields = merged(fields, nested(field, value))
+    return fields
+
+
+def _slug(model: str) -> str:
+    """A job's name from that of a model."""
+    name = re.sub(r"[^a-z0-9]+", "-", Path(model).name.lower()).strip("-")
+    return f"eval-{name[:_NAME_CHARS]}".strip("-")

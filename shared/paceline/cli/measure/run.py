@@ -1,0 +1,155 @@
+"""Runs jobs of kind `eval` for `paceline eval` and `paceline generate`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from paceline.api.documents import JobView
+from paceline.cli.check import allowed_targets, check, check_endpoints
+from paceline.cli.local import running
+from paceline.cli.measure.job import Target, of_job, of_model, target_of
+from paceline.cli.measure.results import document, table_of
+from paceline.cli.measure.rows import RowFile, check_path, rows_of
+from paceline.cli.progress import follow
+from paceline.cli.remote import DEFAULT_RUN_DIR, client_of, verdict
+from paceline.cli.terminal.console import SafeConsole
+from paceline.cli.terminal.printing import say
+from paceline.client.client import Client
+from paceline.config import JobSpec
+from paceline.config.precision import with_dtype
+from paceline.enums import JobState, Purpose
+from paceline.errors import InvalidError, StateError
+from paceline.files import read_json
+from paceline.tokens.chat import Tokenizer
+from paceline.types import Trajectory
+
+_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_PAGE = 100
+Row = dict[str, Any]
+
+
+def evaluate(arguments: Namespace) -> int:
+    """`paceline eval MODEL|JOB[@STEP]`."""
+    arguments.collects = False
+    with _client(arguments) as client:
+        job = _measured(client, arguments)
+        rows = _rows(client, job.status.job_id)
+    if arguments.json:
+        say(json.dumps(document(job, rows)))
+    else:
+        SafeConsole().print(table_of(rows))
+    return verdict(job)
+
+
+def generate(arguments: Namespace) -> int:
+    """`paceline generate MODEL|JOB[@STEP] --out FILE`."""
+    check_path(arguments.out)
+    arguments.collects = True
+    with _client(arguments) as client:
+        job = _measured(client, arguments)
+        if job.status.state is not JobState.SUCCEEDED:
+            return verdict(job)
+        written = _write(client, job, arguments.out)
+    say(f"{arguments.out}: {written} rows of job {job.status.job_id}")
+    return verdict(job)
+
+
+def _measured(client: Client, arguments: Namespace) -> JobView:
+    """Submit the job and follow it to its end."""
+    target = target_of(arguments.target)
+    spec = _spec(client, arguments, target)
+    job_id = client.submit(spec).status.job_id
+    try:
+        return follow(client, job_id, quiet=arguments.quiet, console=SafeConsole(stderr=True))
+    except KeyboardInterrupt:
+        with suppress(StateError):
+            client.cancel(job_id, reason="interrupted")
+        raise
+
+
+def _spec(client: Client, arguments: Namespace, target: Target) -> JobSpec:
+    if target.job:
+        return of_job(arguments, target, client.get(target.job).spec)
+    spec = with_dtype(of_model(arguments, target.model), "auto")
+    check(spec, allowed_targets(arguments))
+    check_endpoints(spec, arguments.endpoints)
+    return spec
+
+
+@contextmanager
+def _client(arguments: Namespace) -> Generator[Client]:
+    """A client of the gateway that is named or runs already, else of one that is started here."""
+    named = arguments.url or (not arguments.run_dir and os.environ.get("PACELINE_URL"))
+    is_job = bool(target_of(arguments.target).job)
+    run_dir: Path | None = arguments.run_dir or (DEFAULT_RUN_DIR if is_job else None)
+    if named or (run_dir is not None and "http" in (read_json(run_dir / "gateway.json") or {})):
+        with client_of(arguments) as client:
+            yield client
+        return
+    with tempfile.TemporaryDirectory(prefix="paceline-eval-") as name:
+        place = run_dir or Path(name)
+        with running(place, arguments) as local, Client(local.url, token=local.token) as client:
+            yield client
+
+
+def _rows(client: Client, job_id: str) -> list[Row]:
+    """What each set has come to, in the order of the history."""
+    page = client.list_metrics(job_id, page_size=5000)
+    return [each.values for each in page.rows if each.kind == Purpose.EVAL]
+
+
+def _write(client: Client, job: JobView, path: Path) -> int:
+    """Write all episodes; returns how many rows there are.
+
+    Raises:
+        StateError: an episode is missing.
+    """
+    job_id = job.status.job_id
+    wanted = sum(_num_episodes(job, row) for row in _rows(client, job_id))
+    with closing(RowFile()) as file:
+        decode = _decoder(client, job)
+        for episode in _episodes(client, job_id):
+            for place, row in rows_of(episode, job_id=job_id, decode=decode):
+                file.add(place, row)
+        if file.num_episodes != wanted:
+            raise StateError(f"{path}: {file.num_episodes} episodes of {wanted} are stored")
+        return file.write(path)
+
+
+def _num_episodes(job: JobView, row: Row) -> int:
+    name = row.get("set", "")
+    settings = job.spec["evals"][name] if name else job.spec["eval"]
+    return int(row["measured"]) * int(settings.get("samples", 1))
+
+
+def _episodes(client: Client, job_id: str) -> Iterator[Trajectory]:
+    token = ""
+    while True:
+        page = client.list_trajectories(
+            job_id, page_size=_PAGE, page_token=token, purpose=Purpose.EVAL
+        )
+        yield from page.trajectories
+        token = page.next_page_token
+        if not token:
+            return
+
+
+def _decoder(client: Client, job: JobView) -> Callable[[Sequence[int]], str]:
+    """Decodes with the tokenizer that the job was accepted with.
+
+    Raises:
+        InvalidError: it has none.
+    """
+    names = [name for name in _FILES if name in job.artifacts]
+    if not names:
+        raise InvalidError(f"job {job.status.job_id} has no tokenizer to decode its tokens with")
+    job_id = job.status.job_id
+    files = {name: client.get_model_file(job_id, name).text.encode() for name in names}
+    return Tokenizer.from_files(files).decode
