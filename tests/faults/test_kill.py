@@ -1,4 +1,4 @@
-"""A job succeeds although each of the seven kinds of process is killed by SIGKILL, one by one."""
+"""Jobs succeed although each of the seven kinds of process is killed by SIGKILL, one by one."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,13 +8,18 @@ from typing import Any
 import psutil
 import pytest
 
+from paceline.client.client import Client
 from paceline.errors import UnavailableError
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import goes_on
 
+OWN_KINDS = ("rollout", "trainer")
+KINDS = ("rollout", "trainer")
+TRAINING_TASKS = {"environment": "arithmetic", "options": {"digits": 2}}
 KINDS = ("gateway", "trainer", "reward", "experience", "rollout", "controller", "environment")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 STEPS, HELD_FROM = 40, 36
+TASKS, SAMPLES, TURNS = 24, 2, 2
 
 
 @pytest.fixture
@@ -32,14 +37,48 @@ def job(tiny_job: Callable[..., dict[str, Any]], gate: Path) -> dict[str, Any]:
     return made | {"reward": [{**reward, **held, "pattern": "^[0-9]"}]}
 
 
-def test_the_job_survives_and_the_ledger_is_clean(
-    platform: Any, job: dict[str, Any], gate: Path, until: Callable[..., None]
+def check_measured(client: Client, job_id: str) -> None:
+    """Each episode is there once, all of one version, whose tokens come from the same weights."""
+    status = client.wait(job_id, timeout_s=PATIENCE_S).status
+    assert (status.state, status.reason) == ("succeeded", "all tasks are measured")
+    assert status.incarnation >= 2
+    [row] = client.list_metrics(job_id).rows
+    assert (row.values["measured"], row.values["dropped"]) == (TASKS, 0)
+    assert 0.0 < row.values["reward"] < TURNS
+    page = client.list_trajectories(job_id, page_size=100, purpose="eval")
+    places = [(each.group_id, each.index) for each in page.trajectories]
+    wanted = [(f"{job_id}.e0.{task}", n) for task in range(TASKS) for n in range(SAMPLES)]
+    assert sorted(places) == sorted(wanted)
+    transcripts = [t for each in page.trajectories for t in each.transcripts]
+    versions = {run.version for t in transcripts for run in t.versions}
+    assert versions == {status.version} == {0}
+    report = client.verify(job_id)
+    assert report.ok, report.problems
+
+
+@pytest.fixture
+def measuring(tiny_job: Callable[..., dict[str, Any]], gate: Path) -> dict[str, Any]:
+    """A job without a trainer, of which half of the episodes are held back too."""
+    options = {"turns": TURNS, "gate": str(gate)}
+    made = tiny_job(name="measuring", kind="eval", reward=[{"kind": "environment"}])
+    made["tasks"] = {"environment": "marking", "options": options, "step_timeout_s": 600.0}
+    sampled = {"tasks": TASKS, "samples": SAMPLES, "temperature": 1.0, "timeout_s": 3600.0}
+    return made | {"eval": sampled}
+
+
+def test_the_jobs_survive_and_their_ledgers_are_clean(
+    platform: Any,
+    job: dict[str, Any],
+    measuring: dict[str, Any],
+    gate: Path,
+    until: Callable[..., None],
 ) -> None:
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
+        measured_id = client.submit(measuring).status.job_id
 
-        def running(kind: str) -> list[psutil.Process]:
-            own = job_id if kind in {"rollout", "trainer"} else ""
+        def running(kind: str, of: str) -> list[psutil.Process]:
+            own = of if kind in OWN_KINDS else ""
             pids = platform.pids(kind, own).values()
             return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
@@ -50,17 +89,19 @@ def test_the_job_survives_and_the_ledger_is_clean(
 
         for number, kind in enumerate(KINDS, 1):
             until(lambda step=4 * number: reached(step), f"no progress before {kind}", PATIENCE_S)
-            victim = running(kind)[0]
-            victim.kill()
-            until(lambda victim=victim: not goes_on(victim), f"{kind} lives on")
-            until(
-                lambda kind=kind, victim=victim: any(
-                    goes_on(each) and each != victim for each in running(kind)
-                ),
-                f"no new {kind}",
-                120,
-            )
+            for of in dict.fromkeys((job_id, measured_id if kind in OWN_KINDS else job_id)):
+                victim = running(kind, of)[0]
+                victim.kill()
+                until(lambda victim=victim: not goes_on(victim), f"{kind} lives on")
+                until(
+                    lambda kind=kind, of=of, victim=victim: any(
+                        goes_on(each) and each != victim for each in running(kind, of)
+                    ),
+                    f"no new {kind}",
+                    120,
+                )
         gate.touch()
+        check_measured(client, measured_id)
         status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         report = client.verify(job_id)

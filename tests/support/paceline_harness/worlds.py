@@ -10,12 +10,14 @@ import math
 import random
 import zlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.plugins import EnvironmentPlugin, Message, Observation, StepResult, TaskSource
 from paceline.types import Task
 
+_LOOK_S = 0.05
 _SPREAD = 0.5  # of the logarithm of a slow call's duration
 
 
@@ -61,10 +63,25 @@ class Quiz(Talking):
 
 
 class Marking(Talking):
-    """Asks `turns` questions; an answer that begins with a digit below 5 has the reward 1."""
+    """Asks `turns` questions; an answer that begins with a digit below 5 has the reward 1.
+
+    With a `gate`, every second task waits after its first answer until that file exists.
+    """
+
+    def __init__(self, *, gate: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self._gate = Path(gate) if gate else None
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Ask the first question."""
+        if zlib.crc32(task.task_id.encode()) % 2:
+            self._gate = None
+        return await super().reset(task, seed)
 
     async def step(self, action: str) -> StepResult:
         """The next question."""
+        while self._heard and self._gate is not None and not self._gate.exists():
+            await asyncio.sleep(_LOOK_S)
         right = action[:1] in set("01234")
         return replace(await super().step(action), reward=float(right))
 
