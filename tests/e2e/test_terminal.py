@@ -16,6 +16,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from paceline.cli.entry import main
@@ -144,6 +145,55 @@ def test_plots_and_frames(platform: Any, finished: str, tmp_path: Path) -> None:
         assert list(frame[frame.kind == "train"].step) == list(range(1, 13))
         page = client.list_episodes(finished, reward=">0.5")
         assert set(page.to_pandas().reward) == {1.0}
+
+
+def measured(platform: Any, *words: str) -> dict[str, Any]:
+    done = paceline(platform, "eval", *words, "--json", "--quiet")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_finished_job_is_measured_again_and_on_a_second_set(platform: Any, finished: str) -> None:
+    with platform.client() as client:
+        rows = [row for row in client.list_metrics(finished).rows if row.kind == "eval"]
+    again = measured(platform, finished)
+    assert again["checkpoint"]["job"] == finished
+    assert again["checkpoint"]["step"] == rows[-1].step == 12
+    assert again["results"]["eval"]["reward"] == rows[-1].values["reward"]
+    words = ("--option", "split=train", "--tasks", "6", "--samples", "4", "--pass-at", "1,2")
+    second = measured(platform, f"{finished}@5", *words, "--set", "sampling.max_tokens=3")
+    found = second["results"]["eval"]
+    assert {"reward_stderr", "reward_ci95", "pass@1", "pass@2", "maj@4"} <= found.keys()
+    assert second["n-samples"]["eval"] == {"original": 6, "effective": 6}
+    assert (second["checkpoint"]["step"], found["version"]) == (5, 0)
+    gone = paceline(platform, "eval", f"{finished}@3")
+    assert (gone.returncode, "kept are: 5, 10, 12" in gone.stderr) == (2, True), gone.stderr
+
+
+def test_what_is_generated_is_in_a_file_once(
+    platform: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The same model, tasks and seed give the same rows in both formats."""
+    words = ("--env", "arithmetic", "--option", "digits=1", "--reward", "exact", "--quiet")
+    sizes = ("--tasks", "9", "--samples", "3", "--set", "sampling={max_tokens: 4, max_context: 32}")
+    paths = [tmp_path / name for name in ("rows.jsonl", "rows.parquet")]
+    for path in paths:
+        done = paceline(platform, "generate", str(tiny_model), *words, *sizes, "--out", str(path))
+        assert done.returncode == 0, done.stderr
+    lines, table = rows_in(paths[0]), pyarrow.parquet.read_table(paths[1]).to_pylist()
+    assert [row["completion_ids"] for row in lines] == [row["completion_ids"] for row in table]
+    assert [(row["task"], row["sample"]) for row in lines] == [divmod(n, 3) for n in range(27)]
+    for row in lines:
+        assert row["prompt"].endswith("=")
+        assert len(row["completion_ids"]) == len(row["logprobs"]) == len(row["versions"])
+        assert row["parts"] == {"exact": row["reward"]}
+    assert len({row["seed"] for row in lines}) == 27
+    again = paceline(platform, "generate", str(tiny_model), *words, "--out", str(paths[0]))
+    assert (again.returncode, "exists already" in again.stderr) == (2, True)
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_tenant_sees_shared_services_without_their_load(platform: Any, finished: str) -> None:

@@ -30,11 +30,15 @@ def scores_of(row: Row) -> Iterator[str]:
 
 
 def interval(row: Row, name: str) -> tuple[float, float] | None:
-    """The 95 % interval of a score; None: fewer than two tasks have one."""
+    """The 95 % interval of a score, of a share within 0 and 1; None: fewer than two tasks have one.
+
+    Mean -+ 1.96 standard errors, which count each task once (arXiv 2411.00640).
+    """
     error, mean = (row.get("stderr") or {}).get(name), row.get(name)
     if error is None or mean is None:
         return None
-    return mean - DEVIATIONS * error, mean + DEVIATIONS * error
+    low, high = mean - DEVIATIONS * error, mean + DEVIATIONS * error
+    return (max(low, 0.0), min(high, 1.0)) if "@" in name else (low, high)
 
 
 def document(job: JobView, rows: Sequence[Row]) -> dict[str, Any]:

@@ -151,13 +151,26 @@ def _write_parquet(batches: Iterable[list[bytes]], path: Path) -> None:
     arrow, parquet = _parquet()
     text, whole, real = arrow.string(), arrow.int64(), arrow.float64()
     kinds = {
-        "set": text, "task": whole, "task_id": text, "sample": whole, "transcript": whole,
-        "prompt": text, "completion": text,
-        "prompt_ids": arrow.list_(whole), "completion_ids": arrow.list_(whole),
-        "completion_mask": arrow.list_(arrow.int8()), "logprobs": arrow.list_(real),
+        "set": text,
+        "task": whole,
+        "task_id": text,
+        "sample": whole,
+        "transcript": whole,
+        "prompt": text,
+        "completion": text,
+        "prompt_ids": arrow.list_(whole),
+        "completion_ids": arrow.list_(whole),
+        "completion_mask": arrow.list_(arrow.int8()),
+        "logprobs": arrow.list_(real),
         "versions": arrow.list_(whole),
-        "reward": real, "parts": arrow.map_(text, real), "status": text, "answer": text,
-        "truncated": arrow.bool_(), "version": whole, "seed": whole, "temperature": real,
+        "reward": real,
+        "parts": arrow.map_(text, real),
+        "status": text,
+        "answer": text,
+        "truncated": arrow.bool_(),
+        "version": whole,
+        "seed": whole,
+        "temperature": real,
         "group_id": text,
     }
     schema = arrow.schema(list(kinds.items()))
