@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from paceline.config.lifecycle.forks import ForkSpec
 from paceline.enums import JobState, Phase
+from paceline.errors import IntegrityError, InvalidError, NotFoundError
 from paceline.telemetry.logs import Log
 from paceline_trainer.checkpoints.folders import SavedCheckpoint
 from paceline_trainer.checkpoints.weights_only import load_weights
@@ -85,13 +86,16 @@ class PolicyServer:
         """The weights of a checkpoint, whose files are compared with their digests.
 
         Raises:
-            IntegrityError: one of them is damaged.
+            InvalidError: it is damaged, so that another start would find the same.
         """
         assert isinstance(fork.step, int)
         self._clock.report.enter(Phase.LOADING_CHECKPOINT, number=fork.step)
-        saved = await self.compute.run(self._checkpoint, fork)
-        if backend.group.rank_info.first:
-            await self.compute.run(saved.verify)
+        try:
+            saved = await self.compute.run(self._checkpoint, fork)
+            if backend.group.rank_info.first:
+                await self.compute.run(saved.verify)
+        except (IntegrityError, NotFoundError) as error:
+            raise InvalidError(f"fork.step: {error.message}") from error
         await self.compute.run(load_weights, saved, backend.policy)
         self.step = fork.step
 

@@ -225,6 +225,24 @@ async def test_a_fork_of_a_checkpoint_that_the_ledger_has_passed_goes_on_with_th
     assert (status.step, parent != site.job_id) == (6, True)
 
 
+async def test_only_the_weights_of_a_checkpoint_are_measured(site: Site) -> None:
+    """A job without a trainer has nothing of its parent's ledger, and may have any other tasks."""
+    tasks = {"environment": "chain", "seed": 8}
+    changes: dict[str, Any] = {"kind": "eval", "eval": {"tasks": 3}, "tasks": tasks}
+    site.job_id = await forked(site, step=2, **changes)
+    assert (await site.status()).step == 2
+    assert await site.rows() == []
+    await site.job_service.set_state(site.job_id, JobState.STARTING, reason="")
+    site.incarnation = await site.training.grant_incarnation(site.job_id)
+    await site.announce(2)
+    await site.play(eval_reward=0.5)
+    await site.sweep()
+    status, [row] = await site.status(), await site.rows()
+    assert (status.state, status.reason) == ("succeeded", "all tasks are measured")
+    assert (row.step, row.values["reward"], row.values["measured"]) == (2, 0.5, 3)
+    assert (status.summary["steps"], status.summary["ledger_consistent"]) == (2, True)
+
+
 async def test_a_repeated_request_finds_the_same_fork(site: Site) -> None:
     child = await forked(site, request_id="r")
     await site.train()
@@ -245,6 +263,7 @@ async def test_a_repeated_request_finds_the_same_fork(site: Site) -> None:
         ),
         ({"tasks": {"environment": "arithmetic", "seed": 8}}, "tasks.seed: cannot differ"),
         ({"model": {"path": "other"}}, "model: cannot differ"),
+        ({"kind": "eval", "eval": {}, "model": {"path": "other"}}, "for: model, trainer.lora$"),
     ],
 )
 async def test_what_does_not_fit_is_refused(
