@@ -244,9 +244,10 @@ def test_a_few_episodes_are_shown_before_anything_is_trained(
         "reward": [{"kind": "tried:score"}],
     }
     (tmp_path / "job.yaml").write_text(json.dumps(job))
+    run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "paceline.cli", "try", str(tmp_path / "job.yaml")]
     ended = subprocess.run(
-        [*command, "--episodes", "3"],
+        [*command, "--episodes", "3", "--run-dir", str(run_dir)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -261,3 +262,8 @@ def test_a_few_episodes_are_shown_before_anything_is_trained(
     reward = r"tried:score: KeyError: 'answer' \(tried.py:24\) \(5 attempts\)"
     assert re.search(failed + reward, ended.stdout), ended.stdout
     assert "1 of 3 episodes ended; mean reward 0.250" in ended.stdout
+    # Nothing has been trained: no step, no checkpoint.
+    (folder,) = (run_dir / "jobs").iterdir()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert {row["kind"] for row in rows} == {"eval"}
+    assert not (folder / "checkpoints").exists()

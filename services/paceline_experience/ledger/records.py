@@ -69,6 +69,7 @@ class EpisodeSummary:
     the job has an allocator."""
     inherited: int = 0  # policy tokens that it has from a sibling, and that are trained there
     status: ScoreStatus = ScoreStatus.OK  # of its score
+    said: str = ""  # digest of its text, of an evaluated one whose reward names no answer
 
     @property
     def own_tokens(self) -> int:
@@ -179,6 +180,7 @@ class EvalTotals:
     truncated: int = 0
     parse_errors: int = 0  # by the status of scores
     timeouts: int = 0
+    texts: int = 0  # samples that have a text, but no answer
     scores: dict[str, float] = field(default_factory=dict[str, float])  # of tasks, by name
     # Of the deviations of tasks from their mean, by name of the score and for `reward`.
     squares: dict[str, float] = field(default_factory=dict[str, float])

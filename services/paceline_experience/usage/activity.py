@@ -65,7 +65,7 @@ class ActivityMonitor:
     async def _job(self, job_id: str, status: JobStatus) -> JobActivity:
         ledger = self._ledgers.peek(job_id)
         entry = self._ledgers.active.get(job_id)
-        target = 0 if entry is None else entry.spec.stop.steps
+        target = entry.spec.stop.steps if entry is not None and entry.spec.trains else 0
         held = self._collector.held(job_id)
         waits_s = self._collector.waits_s(job_id)
         if ledger is None:

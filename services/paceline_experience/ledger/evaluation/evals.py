@@ -247,6 +247,8 @@ class Evals:
         of = self._core.state.versions.get(run.version)
         result = _result(run, totals, self._core.clock.now(), samples=samples)
         result["weights"] = of.digest if of is not None else ""
+        if self._sets[run.name].majority_at and totals.measured:
+            result["text_vote_share"] = totals.texts / (totals.measured * samples)
         standing = self._standing(run, totals, complete=result["complete"])
         if not standing.last.complete:
             log.warning(

@@ -35,7 +35,7 @@ def majority(answers: Sequence[str]) -> int:
 def scores_of(samples: Sequence[EpisodeSummary], spec: EvalSpec) -> dict[str, float]:
     """The scores of a task that the evaluation reports, by name."""
     right = [each.reward >= spec.pass_reward for each in samples]
-    answers = [each.answer for each in samples]
+    answers = [each.answer or each.said for each in samples]
     found = {f"pass@{k}": pass_at(len(right), sum(right), k) for k in spec.pass_at}
     voted = {f"maj@{k}": float(right[majority(answers[:k])]) for k in spec.majority_at}
     return found | voted
@@ -64,6 +64,7 @@ def added(
         truncated=totals.truncated + sum(s.truncated for each in found for s in each),
         parse_errors=totals.parse_errors + statuses[ScoreStatus.PARSE_ERROR],
         timeouts=totals.timeouts + statuses[ScoreStatus.TIMEOUT],
+        texts=totals.texts + sum(not s.answer and bool(s.said) for each in found for s in each),
         scores=scores,
         squares=squares,
     )

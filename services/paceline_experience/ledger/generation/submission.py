@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,6 +106,19 @@ def _turns(transcripts: Sequence[pb.Transcript]) -> tuple[tuple[int, float, int]
     return tuple((s.end, 0.0, 0) for s in transcripts[0].spans if s.source == policy)[:MAX_TURNS]
 
 
+def _said(message: pb.Trajectory) -> str:
+    """The digest of what an evaluated episode said, if its reward has named no answer of it.
+
+    White space and case do not count. What a reward could not parse is no answer.
+    """
+    score = message.score
+    is_read = score.status == pb.SCORE_STATUS_OK and not score.normalised_answer
+    if message.purpose != pb.PURPOSE_EVAL or not is_read:
+        return ""
+    text = " ".join(message.response_text.split()).casefold()
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest() if text else ""
+
+
 def submission(
     item: Trajectory | pb.Trajectory | bytes,
     *,
@@ -142,5 +156,6 @@ def submission(
         turns=_turns(transcripts) if waves else (),
         inherited=sum(map(inherited, transcripts)) if waves else 0,
         status=_STATUSES.get(score.status, ScoreStatus.OK),
+        said=_said(message),
     )
     return Submission(Report(*key, Verdict.OK, result=result), payload, message)

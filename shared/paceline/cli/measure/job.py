@@ -22,7 +22,7 @@ _NAME_CHARS = 40
 Fields = dict[str, Any]
 
 
-class Target(NamedTuple):
+class EvalTarget(NamedTuple):
     """What is measured: a model, or the checkpoint of a job."""
 
     model: str = ""
@@ -30,12 +30,12 @@ class Target(NamedTuple):
     step: str = "latest"
 
 
-def target_of(text: str) -> Target:
+def target_of(text: str) -> EvalTarget:
     """A folder is a model, and so is all that does not look like the id of a job."""
     found = None if is_folder(Path(text)) else _JOB.fullmatch(text)
     if found is not None:
-        return Target(job=found["job"], step=found["step"] or "latest")
-    return Target(model=text)
+        return EvalTarget(job=found["job"], step=found["step"] or "latest")
+    return EvalTarget(model=text)
 
 
 def of_model(arguments: Namespace, model: str) -> JobSpec:
@@ -62,7 +62,7 @@ def of_model(arguments: Namespace, model: str) -> JobSpec:
     return parse_job(_overridden(_measured(fields, arguments), arguments))
 
 
-def of_job(arguments: Namespace, target: Target, parent: Mapping[str, Any]) -> JobSpec:
+def of_job(arguments: Namespace, target: EvalTarget, parent: Mapping[str, Any]) -> JobSpec:
     """The job that measures a checkpoint of a job, whose fields hold unless others are given."""
     fields: Fields = {**parent, "name": f"{parent['name']}"[:_NAME_CHARS].rstrip("-") + "-eval"}
     if arguments.file is not None:

@@ -11,7 +11,7 @@ from paceline.api.documents import JobView
 
 DEVIATIONS = 1.96
 """Standard errors on either side of a mean that the 95 % interval reaches."""
-_SHARES = ("truncated_share", "parse_error_share", "timeout_share")
+_SHARES = ("truncated_share", "parse_error_share", "timeout_share", "text_vote_share")
 _CONFIG = ("tasks", "samples", "temperature", "pass_reward", "seed", "options", "source")
 Row = Mapping[str, Any]
 
@@ -69,7 +69,8 @@ def _values(row: Row) -> Iterator[tuple[str, Any]]:
             yield f"{name}_stderr", row["stderr"][name]
             yield f"{name}_ci95", list(found)
     for name in (*_SHARES, "tokens", "response_tokens_mean", "version", "weights", "complete"):
-        yield name, row.get(name)
+        if name in row:
+            yield name, row[name]
 
 
 def table_of(rows: Sequence[Row]) -> Table:

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.api.documents import JobView
 from paceline.cli.check import allowed_targets, check, check_endpoints
 from paceline.cli.local import running
-from paceline.cli.measure.job import Target, of_job, of_model, target_of
+from paceline.cli.measure.job import EvalTarget, of_job, of_model, target_of
 from paceline.cli.measure.results import document, table_of
 from paceline.cli.measure.rows import RowFile, check_path, rows_of
 from paceline.cli.progress import follow
@@ -74,7 +74,7 @@ def _measured(client: Client, arguments: Namespace) -> JobView:
         raise
 
 
-def _spec(client: Client, arguments: Namespace, target: Target) -> JobSpec:
+def _spec(client: Client, arguments: Namespace, target: EvalTarget) -> JobSpec:
     if target.job:
         return of_job(arguments, target, client.get(target.job).spec)
     spec = with_dtype(of_model(arguments, target.model), "auto")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from math import comb
 
@@ -79,6 +80,16 @@ def test_the_scores_of_a_task() -> None:
         "maj@3": 1.0,  # 9 twice
         "maj@4": 0.0,  # 8 and 9 twice each, and 8 first
     }
+
+
+def test_samples_without_an_answer_vote_by_their_text() -> None:
+    """A reward of one's own need not name answers; what it could not parse is none."""
+    spec = EvalSpec(samples=3, temperature=1.0, majority_at=(3,))
+    said = [sample(0.0), sample(1.0), sample(1.0)]
+    texts = [replace(each, said=text) for each, text in zip(said, ("a", "b", "b"), strict=True)]
+    assert scores_of(said, spec) == {"maj@3": 0.0}
+    assert scores_of(texts, spec) == {"maj@3": 1.0}
+    assert added(EvalTotals(), [texts, said], spec).texts == 3
 
 
 def test_totals_are_sums_over_tasks() -> None:

@@ -137,6 +137,23 @@ async def test_several_samples_of_a_task(store: Store, worlds: Worlds) -> None:
     await world.clean(ledger)
 
 
+async def test_where_the_reward_names_no_answer_the_text_votes(
+    store: Store, worlds: Worlds
+) -> None:
+    world = worlds(store, eval={"tasks": 2, **SAMPLED})
+    ledger = await world.started()
+    for leased in await ledger.lease(worker_id="w", train=0, evals=100):
+        made = [world.made(leased, i, reward=float(i > 0)) for i in range(4)]
+        texts = ("7", "It is  eight.", "it is eight.", "9")
+        await ledger.submit(
+            [replace(m, response_text=text) for m, text in zip(made, texts, strict=True)]
+        )
+    await ledger.sweep()
+    [(_, row)] = world.hooks.of("eval")
+    assert (row["maj@3"], row["text_vote_share"]) == (1.0, 1.0)
+    await world.clean(ledger)
+
+
 async def test_a_task_without_all_its_samples_is_not_measured(store: Store, worlds: Worlds) -> None:
     world = worlds(store, eval={"tasks": 4, "timeout_s": 50, **SAMPLED})
     ledger = await world.started()
