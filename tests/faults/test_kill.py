@@ -14,8 +14,6 @@ from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import goes_on
 
 OWN_KINDS = ("rollout", "trainer")
-KINDS = ("rollout", "trainer")
-TRAINING_TASKS = {"environment": "arithmetic", "options": {"digits": 2}}
 KINDS = ("gateway", "trainer", "reward", "experience", "rollout", "controller", "environment")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 STEPS, HELD_FROM = 40, 36

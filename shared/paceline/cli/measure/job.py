@@ -20,6 +20,15 @@ _JOB = re.compile(r"(?P<job>[a-z0-9][a-z0-9-]*-[0-9a-f]{6})(@(?P<step>latest|bes
 _TIMEOUT_S = 7 * DAY_S  # every task counts, however slow the machine is
 _NAME_CHARS = 40
 Fields = dict[str, Any]
+# Of a job file that was written for training: nobody waits for the end of this job.
+_DROPPED: Fields = {
+    "fork": None,
+    "stop": {},
+    "recipe": [],
+    "notify": None,
+    "tracking": [],
+    "ttl_seconds_after_finished": None,
+}
 
 
 class EvalTarget(NamedTuple):
@@ -68,16 +77,17 @@ def of_job(arguments: Namespace, target: EvalTarget, parent: Mapping[str, Any]) 
     if arguments.file is not None:
         text = arguments.file.read_text()
         fields = merged(fields, read_yaml(text, what=str(arguments.file)))
-    fields |= {"fork": None, "notify": None, "tracking": [], "ttl_seconds_after_finished": None}
+    fork: Fields | None = None
     if target.step != "0":  # what it began with
-        step = int(target.step) if target.step.isdecimal() else target.step
-        fields["fork"] = {"job": target.job, "step": step}
-    return parse_job(_overridden(_measured(fields, arguments), arguments))
+        step: int | str = int(target.step) if target.step.isdecimal() else target.step
+        fork = {"job": target.job, "step": step}
+    measured = _measured(fields, arguments) | {"fork": fork}
+    return parse_job(_overridden(measured, arguments))
 
 
 def _measured(fields: Fields, arguments: Namespace) -> Fields:
     """The fields of a job of kind `eval`, with the sets that the options ask for."""
-    found: Fields = {**fields, "kind": "eval", "stop": {}, "recipe": []}
+    found: Fields = {**fields, **_DROPPED, "kind": "eval"}
     if "trainer" in found:  # the best checkpoint may be that of a set that is not measured here
         found = merged(found, {"trainer": {"checkpoint": {"best": None}}})
     if arguments.env:
