@@ -68,8 +68,8 @@ class Evals:
 
     def nothing_measured(self) -> str:
         """Names of the evaluations of which no task has a score; empty: there is none."""
-        found = self._core.state.meta.eval_sets
-        failed = [n for n in self._sets if n not in found or not found[n].last.measured]
+        found, names = self._core.state.meta.eval_sets, self._core.spec.eval_sets
+        failed = [n for n in names if n not in found or not found[n].last.measured]
         return ", ".join(name or "eval" for name in failed)
 
     @property

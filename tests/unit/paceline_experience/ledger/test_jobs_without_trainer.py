@@ -111,6 +111,15 @@ async def test_it_fails_if_nothing_could_be_measured(store: Store, worlds: World
     assert (state, reason[:37]) == ("failed", "eval: no task could be measured (`tas")
 
 
+async def test_a_set_without_tasks_is_no_success(store: Store, worlds: Worlds) -> None:
+    world = worlds(store, kind="eval", evals={"hard": {"tasks": 2}})
+    world.num_eval_tasks = 0
+    ledger = await world.started()
+    await ledger.sweep()
+    [(state, reason)] = world.hooks.ends
+    assert (state, reason[:33]) == ("failed", "hard: no task could be measured (")
+
+
 async def test_it_fails_at_once_if_all_engines_refuse_its_weights(
     store: Store, worlds: Worlds
 ) -> None:
