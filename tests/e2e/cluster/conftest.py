@@ -171,11 +171,13 @@ def installation(
 
 @pytest.fixture(scope="session")
 def demo_job() -> Callable[..., dict[str, Any]]:
-    """The demo's job; dotted names override fields."""
+    """The demo's job with smaller batches and evaluations; keyword arguments change sections."""
 
     def make(**sections: Any) -> dict[str, Any]:
         job = yaml.safe_load((ROOT / "examples" / "arithmetic.yaml").read_text())
         job["model"]["path"] = MODEL
+        job["eval"]["tasks"] = 20
+        job["experience"]["batch_groups"] = 8
         for name, content in sections.items():
             job[name] = {**job[name], **content} if isinstance(content, dict) else content
         return json.loads(json.dumps(job))
