@@ -9,7 +9,6 @@ and the path of the `log`. Each that ends prints a line of JSON: `argv`, `code`,
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -20,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.program import importing, leaving
+
 BESIDE = 3
 Command = dict[str, Any]
 
@@ -27,10 +28,9 @@ Command = dict[str, Any]
 def main(path: str, modules: Sequence[str]) -> None:
     """Import the modules and run the commands; a child returns into its script."""
     stages: list[list[Command]] = json.loads(Path(path).read_text())
-    for module in modules:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # else each fork would walk, and so copy, all that was imported
+    with importing():  # else each fork would walk, and so copy, all that was imported
+        for module in modules:
+            importlib.import_module(module)
     for stage in stages:
         running: dict[int, tuple[Command, float]] = {}
         for command in stage:
@@ -64,7 +64,8 @@ def _run(command: Command) -> None:
         os.dup2(log.fileno(), 2)
     sys.argv = command["argv"]
     sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    with leaving():
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -42,6 +42,18 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
+@contextmanager
+def leaving() -> Generator[None]:
+    """Run a whole program in this context, and `leave` with its exit code."""
+    try:
+        yield
+    except SystemExit as end:
+        if isinstance(end.code, int | None):
+            leave(end.code or 0)
+        raise  # the interpreter has something to say about it
+    leave(0)
+
+
 def _leave() -> None:
     """The end of a process whose exit code is known."""
     if _codes:

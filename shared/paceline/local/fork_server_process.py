@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.program import importing, leave
+from paceline.program import importing, leaving
 
 LONGEST_COMMAND = 1024
 MAX_PACKET = 1 << 17
@@ -52,13 +52,8 @@ def main() -> None:
     if request is None:
         os._exit(0)  # to take apart what was imported takes a second
     _prepare(request, server, before)
-    try:
+    with leaving():
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        if isinstance(end.code, int | None):
-            leave(end.code or 0)
-        raise  # the interpreter has something to say about it
-    leave(0)
 
 
 class _Forks:

@@ -44,6 +44,16 @@ def test_an_error_while_it_leaves_is_said() -> None:
     assert "TypeError" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("ends", "code", "said"),
+    [("pass", 0, ""), ("sys.exit(3)", 3, ""), ("sys.exit()", 0, ""), ("sys.exit('no')", 1, "no\n")],
+)
+def test_a_program_in_it_ends_as_it_would_alone(ends: str, code: int, said: str) -> None:
+    text = f"import sys\nfrom paceline.program import leaving\nwith leaving():\n    {ends}\n"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 def test_what_is_imported_is_collected_neither_meanwhile_nor_later() -> None:
     before = gc.get_freeze_count()
     try:
