@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from paceline import __version__
+from paceline.api.documents import ErrorView
 from paceline.config import JobSpec
 from paceline.config.load import shown
 from paceline.errors import InvalidError, NotFoundError, PacelineError
@@ -31,14 +32,15 @@ log = Log("rest")
 
 
 class RestApi(FastAPI):
-    """FastAPI with a schema of the job file in its OpenAPI document."""
+    """FastAPI with schemas of the job file and of errors in its OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document, built once."""
         if self.openapi_schema is None:
             schemas = super().openapi()["components"]["schemas"]
-            job = JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")
-            schemas |= job.pop("$defs") | {"JobSpec": job}
+            for model in (JobSpec, ErrorView):
+                schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+                schemas |= schema.pop("$defs") | {model.__name__: schema}
             document = self.openapi_schema or {}
             bearer = {"type": "http", "scheme": "bearer", "description": "A token of the API."}
             document["components"]["securitySchemes"] = {"token": bearer}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -9,8 +10,11 @@ from fastapi import Depends, Request
 from paceline.api.documents import ErrorView
 from paceline.transport.principal import Principal
 
+# FastAPI would build a validator of its own for each model of each route.
+_ERROR = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorView.__name__}"}}}
 ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {"model": ErrorView} for code in (400, 401, 403, 404, 408, 409, 422, 429, 503, 504)
+    code: {"description": HTTPStatus(code).phrase, "content": _ERROR}
+    for code in (400, 401, 403, 404, 408, 409, 422, 429, 503, 504)
 }
 
 
