@@ -158,6 +158,7 @@ def job(case: Case) -> JobSpec:
         "reward": ["exact"],
         "experience": {"advantage": "grpo", "group_size": SIZE, "max_staleness": case.delay},
         "trainer": {
+            "dtype": "float32",  # as the engine's, also where bfloat16 is fast
             "mini_batches": MINI_BATCHES,
             "optimizer": {"lr": case.lr, "betas": [0.9, 0.95], "weight_decay": 0.0},
             "mismatch": {"sequences": 0},
