@@ -21,11 +21,13 @@ from paceline.config.service import ExperienceOptions, LimitsFile
 from paceline.enums import WorkerKind
 from paceline.errors import StateError, StoreError, UnavailableError
 from paceline.files import lock_for_life
+from paceline.local.ports import claim
 from paceline.local.processes import Processes
 from paceline.local.store import EmbeddedStore, check_url
 from paceline.local.supervisor import Local
 from paceline.transport.service_keys import SPEAKS_FOR, read_keys
 from paceline_harness.patience import PATIENCE_S
+from paceline_harness.ports import free_port
 
 
 def store_in(run_dir: Path) -> EmbeddedStore:
@@ -79,6 +81,7 @@ from pathlib import Path
 from paceline.config.load import load_settings, validate
 from paceline.config.service import ExperienceOptions
 from paceline.local.store import EmbeddedStore
+from paceline.local.ports import claim
 from paceline.local.processes import Processes
 run_dir = Path({str(tmp_path)!r})
 processes = Processes(folder=run_dir / "processes", logs=run_dir / "logs")
@@ -136,9 +139,15 @@ def test_a_port_in_use_starts_nothing(tmp_path: Path) -> None:
 def test_installations_that_start_at_once_choose_different_ports(tmp_path: Path) -> None:
     made = [Local(tmp_path / str(number), http_port=None) for number in range(3)]
     assert len({local.url for local in made}) == 3
-    taken = int(made[0].url.rpartition(":")[2])
-    with pytest.raises(UnavailableError, match=f"port {taken} on 127.0.0.1 is in use"):
-        Local(tmp_path / "other", http_port=taken).start()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such claims")
+def test_a_port_that_another_installation_will_serve_at_is_in_use(tmp_path: Path) -> None:
+    port = free_port()
+    claimed = claim(port)
+    assert claimed is not None
+    with claimed, pytest.raises(UnavailableError, match=f"port {port} on 127.0.0.1 is in use"):
+        Local(tmp_path, http_port=port).start()
 
 
 def test_one_supervisor_per_run_directory(tmp_path: Path) -> None:
