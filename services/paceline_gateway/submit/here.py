@@ -1,7 +1,4 @@
-"""What a gateway checks of a job, on the machine with its files.
-
-`python -m paceline_gateway.submit.here`; see `paceline.local.checks`.
-"""
+"""What a gateway checks of a job, on the machine with its files; see `paceline.local.checks`."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from paceline.code.tokenizers.process import MODULE as TOKENIZER
 from paceline.config import JobSpec
 from paceline.config.sections.model import ModelPlace, ModelSettings
 from paceline.config.tokenizers import TokenizerSettings
-from paceline.local.checks import CheckRequest, Findings, answer
+from paceline.local.checks import Findings
 from paceline.models.resolve import ModelResolver
 from paceline.plugins.allowed import AllowedTargets
 from paceline.sandbox.sandbox import Sandbox
@@ -38,13 +35,10 @@ async def found_in(spec: JobSpec, allowed: AllowedTargets, sandbox: Sandbox) -> 
     return Findings()
 
 
-async def _check(request: CheckRequest) -> Findings:
+async def check(spec: JobSpec, allowed: AllowedTargets) -> Findings:
+    """As `found_in`, with a sandbox of its own."""
     sandbox = sandbox_for(TOKENIZER)
     try:
-        return await found_in(request.spec, AllowedTargets.of(request.allowed), sandbox)
+        return await found_in(spec, allowed, sandbox)
     finally:
         await sandbox.close()
-
-
-if __name__ == "__main__":
-    answer(_check)

@@ -23,7 +23,7 @@ from paceline.config.service import EndpointsFile
 from paceline.config.slot_options import is_here
 from paceline.config.uploads import DataSpec
 from paceline.errors import ConfigError, InvalidError
-from paceline.local.checks import CheckRequest, LocalChecks
+from paceline.local.checks import findings
 from paceline.plugins import registry as registry
 from paceline.plugins.allowed import AllowedTargets
 
@@ -32,9 +32,8 @@ _JUDGE = "judge"  # the reward, and the server that it asks by default
 
 def validate(arguments: Namespace) -> int:
     """`paceline validate JOB.yaml`."""
-    with LocalChecks() as checks:
-        spec = read_job(arguments.job_file, arguments.overrides)
-        check_all(spec, allowed_targets(arguments), checks)
+    spec = read_job(arguments.job_file, arguments.overrides)
+    check_all(spec, allowed_targets(arguments))
     if arguments.resolved:
         say(resolved(spec))
         return 0
@@ -126,14 +125,13 @@ def check(spec: JobSpec, allowed: AllowedTargets) -> None:
         raise ConfigError("; ".join(wrong))
 
 
-def check_all(spec: JobSpec, allowed: AllowedTargets, checks: LocalChecks) -> None:
+def check_all(spec: JobSpec, allowed: AllowedTargets) -> None:
     """As `check`, and what services would refuse at submit, for code, data and model files here.
 
     What cannot be checked here is told, and left to them.
     """
     check(spec, allowed)
-    request = CheckRequest(spec.model_dump(mode="json"), sorted(allowed.targets))
-    found = checks.findings(request)
+    found = findings(spec, allowed)
     for line in found.unchecked:
         say(f"not checked here: {line}", error=True)
     if found.wrong:

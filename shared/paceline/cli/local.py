@@ -46,7 +46,6 @@ from paceline.data.job_data import EVERYWHERE
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import InvalidError, PacelineError, StateError
 from paceline.files import TOKEN_FILE, read_json
-from paceline.local.checks import LocalChecks
 from paceline.local.supervisor import Local
 from paceline.telemetry import logs
 
@@ -69,13 +68,12 @@ def up(arguments: Namespace) -> int:
 
 def run(arguments: Namespace) -> int:
     """`paceline run JOB.yaml`: start the services, run the job, stop the services."""
-    with LocalChecks() as checks:
-        spec = with_dtype(read_job(arguments.job_file, arguments.overrides, arguments.data), "auto")
-        run_dir = named_run_dir(arguments) or Path("runs") / spec.name
-        if not arguments.again:
-            _check_unfinished(run_dir)
-        check_endpoints(spec, arguments.endpoints)
-        check_all(spec, allowed_targets(arguments), checks)
+    spec = with_dtype(read_job(arguments.job_file, arguments.overrides, arguments.data), "auto")
+    run_dir = named_run_dir(arguments) or Path("runs") / spec.name
+    if not arguments.again:
+        _check_unfinished(run_dir)
+    check_endpoints(spec, arguments.endpoints)
+    check_all(spec, allowed_targets(arguments))
     with (
         running(run_dir, arguments) as local,
         Client(local.url, token=local.token) as client,

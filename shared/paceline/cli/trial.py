@@ -27,7 +27,6 @@ from paceline.config.precision import with_dtype
 from paceline.config.sections.model import ModelPlace, ModelSettings, ModelSpec
 from paceline.enums import JobState, Purpose, ScoreStatus, TokenSource
 from paceline.errors import StateError
-from paceline.local.checks import LocalChecks
 from paceline.models.resolve import ModelResolver
 from paceline.text import visible
 from paceline.tokens.chat import Tokenizer
@@ -46,11 +45,10 @@ _STYLES = {TokenSource.POLICY: "bold green", TokenSource.EXPERT: "bold cyan"}
 def try_job(arguments: Namespace) -> int:
     """`paceline try JOB.yaml`."""
     wanted: int = arguments.episodes
-    with LocalChecks() as checks:
-        job = read_job(arguments.job_file, arguments.overrides, arguments.data)
-        spec = trial_of(with_dtype(job, "auto"), wanted)
-        check_endpoints(spec, arguments.endpoints)
-        check_all(spec, allowed_targets(arguments), checks)
+    job = read_job(arguments.job_file, arguments.overrides, arguments.data)
+    spec = trial_of(with_dtype(job, "auto"), wanted)
+    check_endpoints(spec, arguments.endpoints)
+    check_all(spec, allowed_targets(arguments))
     console = SafeConsole()
     with tempfile.TemporaryDirectory(prefix="paceline-try-") as name:
         run_dir = arguments.run_dir or Path(name)

@@ -1,40 +1,31 @@
 """Checks of a job that services make when it is submitted, made on this machine before that.
 
-Each service that checks jobs has a module that does so without a store or other services, in a
-process of its own: it is given a `CheckRequest`, a line of JSON, and answers with `Findings`.
+Each service that checks jobs has a module with a coroutine function `check`, which does so without
+a store or other services. It runs in a process of its own, a fork of this one, whose imports it
+need not repeat.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
-import subprocess
-import sys
+import multiprocessing
+import os
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Final
 
 from paceline.config import JobSpec
 from paceline.errors import InvalidError, UnavailableError
-from paceline.server.child import take_pipes
+from paceline.plugins.allowed import AllowedTargets
 
 MODULES = ("paceline_gateway.submit.here", "paceline_experience.jobs.checks.here")
 TIMEOUT_S = 30.0  # what is not checked by then is checked at submit
-
-
-@dataclass(frozen=True, slots=True)
-class CheckRequest:
-    """A job whose files lie on this machine."""
-
-    job: dict[str, Any]
-    allowed: Sequence[str] = ()
-    """Functions of installed modules that it may name."""
-
-    @property
-    def spec(self) -> JobSpec:
-        """The job."""
-        return JobSpec.model_validate(self.job)
+_FORKS: Final = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,70 +44,73 @@ class Findings:
         return Findings(self.wrong + other.wrong, self.unchecked + other.unchecked)
 
 
-Check = Callable[[CheckRequest], Awaitable[Findings]]
+Check = Callable[[JobSpec, AllowedTargets], Awaitable[Findings]]
 
 
-def answer(check: Check) -> None:
-    """In the process of a service: read a request, check it and write what was found."""
-    source, sink = take_pipes()
-    request = CheckRequest(**json.loads(source.readline()))
-    json.dump(asdict(asyncio.run(_checked(check, request))), sink)
-    sink.flush()
+def findings(
+    spec: JobSpec,
+    allowed: AllowedTargets,
+    *,
+    modules: Sequence[str] = MODULES,
+    timeout_s: float = TIMEOUT_S,
+) -> Findings:
+    """What these modules find in a job whose files lie on this machine.
+
+    `allowed`: functions of installed modules that it may name. What is not there after `timeout_s`
+    counts as unchecked.
+    """
+    deadline = time.monotonic() + timeout_s
+    children = [_started(module, spec, allowed) for module in modules]
+    found = Findings()
+    for process, answers in children:
+        with answers:
+            if answers.poll(max(0.0, deadline - time.monotonic())):
+                found += _read(answers, process)
+            else:
+                found += _late(f"did not end within {timeout_s:g} s")
+        process.kill()
+        process.join()
+    return found
 
 
-async def _checked(check: Check, request: CheckRequest) -> Findings:
+def _started(module: str, spec: JobSpec, allowed: AllowedTargets) -> tuple[BaseProcess, Connection]:
+    ours, theirs = _FORKS.Pipe(duplex=False)
+    process = _FORKS.Process(target=_answer, args=(module, spec, allowed, theirs))
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _answer(module: str, spec: JobSpec, allowed: AllowedTargets, sink: Connection) -> None:
+    """In the child: check, without a word from what is imported."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
     try:
-        return await check(request)
+        check: Check = importlib.import_module(module).check
+        found = asyncio.run(_checked(check, spec, allowed))
+    except ModuleNotFoundError as error:
+        found = _late(f"need {error.name}; pip install 'paceline[local]'")
+    sink.send_bytes(json.dumps(asdict(found)).encode())
+
+
+async def _checked(check: Check, spec: JobSpec, allowed: AllowedTargets) -> Findings:
+    try:
+        return await check(spec, allowed)
     except UnavailableError as error:
         return Findings(unchecked=(error.message,))
     except InvalidError as error:
         return Findings(wrong=(error.message,))
 
 
-class LocalChecks:
-    """The processes that check jobs; they are started at once, and do their imports meanwhile."""
-
-    def __init__(self, modules: Sequence[str] = MODULES) -> None:
-        self._children = [_start(module) for module in modules]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End them."""
-        for child in self._children:
-            if child.poll() is None:
-                child.kill()
-            child.communicate()
-
-    def findings(self, request: CheckRequest, *, timeout_s: float = TIMEOUT_S) -> Findings:
-        """What they find in a job; each is asked once.
-
-        What is not there after `timeout_s` counts as unchecked.
-        """
-        line = json.dumps(asdict(request)).encode() + b"\n"
-        for child in self._children:
-            assert child.stdin is not None
-            with suppress(BrokenPipeError):  # it has ended, which is noticed when reading
-                child.stdin.write(line)
-                child.stdin.flush()
-        found = [_answer_of(child, timeout_s) for child in self._children]
-        return sum(found, Findings())
-
-
-def _start(module: str) -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-P", "-m", module]
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
-
-
-def _answer_of(child: subprocess.Popen[bytes], timeout_s: float) -> Findings:
+def _read(answers: Connection, process: BaseProcess) -> Findings:
     try:
-        out, told = child.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        return Findings(unchecked=(f"the checks of this machine took more than {timeout_s:g} s",))
-    try:
-        return Findings(**{name: tuple(lines) for name, lines in json.loads(out).items()})
-    except ValueError:
-        last = told.decode(errors="replace").strip().rpartition("\n")[2]
-        return Findings(unchecked=(f"a process that checks jobs has ended: {last}",))
+        found = json.loads(answers.recv_bytes())
+    except EOFError:
+        process.join()
+        return _late(f"have ended with {process.exitcode}")
+    return Findings(**{name: tuple(lines) for name, lines in found.items()})
+
+
+def _late(why: str) -> Findings:
+    return Findings(unchecked=(f"some checks {why}",))

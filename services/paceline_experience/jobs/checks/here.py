@@ -1,6 +1,6 @@
 """What experience checks of a job, on the machine with its files: no store, nothing installed.
 
-`python -m paceline_experience.jobs.checks.here`; see `paceline.local.checks`.
+See `paceline.local.checks`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
-from paceline.code.archive import check, data_files, pack
+from paceline.code import archive
 from paceline.code.folders import CodeFolders
 from paceline.code.function_process import MODULE as FUNCTIONS
 from paceline.code.requirements import REQUIREMENTS
@@ -22,7 +22,8 @@ from paceline.config.service import ExperienceOptions
 from paceline.data import JobData, UnreadError
 from paceline.data.job_data import EVERYWHERE
 from paceline.errors import UnavailableError
-from paceline.local.checks import CheckRequest, Findings, answer
+from paceline.local.checks import Findings
+from paceline.plugins.allowed import AllowedTargets
 from paceline.sandbox.sandbox import Sandbox
 from paceline_experience.jobs.checks.submission import NothingKept, SubmissionChecks
 from paceline_experience.jobs.dry_run import UntriedError
@@ -44,8 +45,8 @@ class Uploaded:
         self.names: list[str] = []
         if spec.code is not None and spec.code.path:
             self._code = tempfile.TemporaryFile()  # noqa: SIM115  until `close`
-            digest = pack(Path(spec.code.path), self._code)
-            self.names = check(self._code)
+            digest = archive.pack(Path(spec.code.path), self._code)
+            self.names = archive.check(self._code)
             self.spec = spec.model_copy(
                 update={"code": spec.code.model_copy(update={"digest": digest})}
             )
@@ -55,7 +56,7 @@ class Uploaded:
         del tenant
         if field == "data":
             if self.spec.data is not None and self.spec.data.path:
-                data_files(Path(self.spec.data.path))
+                archive.data_files(Path(self.spec.data.path))
             return []
         if self._code is None:
             raise UnavailableError(f"code.digest: what was uploaded as {digest} is not here")
@@ -157,13 +158,11 @@ def _own_tasks(sandboxes: Sandboxes, folders: CodeFolders) -> OwnTasks:
     )
 
 
-async def _check(request: CheckRequest) -> Findings:
+async def check(spec: JobSpec, allowed: AllowedTargets) -> Findings:
+    """As `found_in`, with sandboxes of its own."""
+    del allowed  # what the ledger calls is installed, or of the job's own code
     sandboxes = Sandboxes()
     try:
-        return await found_in(request.spec, sandboxes)
+        return await found_in(spec, sandboxes)
     finally:
         await sandboxes.close()
-
-
-if __name__ == "__main__":
-    answer(_check)
