@@ -16,13 +16,15 @@ from paceline.cli import entry
 from paceline.config import ServiceSettings, parse_job
 from paceline.config.base import PluginSpec
 from paceline.config.load import validate
-from paceline.config.named import module_targets, problems
+from paceline.config.named import module_targets, patterns, problems
 from paceline.config.objective import ObjectiveSpec
 from paceline.config.plugins import PluginSettings
+from paceline.config.slot_options import slot_options
 from paceline.errors import ConfigError, InvalidError, UnlistedError
 from paceline.objective.load import load_objective
 from paceline.plugins import registry
 from paceline.plugins.allowed import AllowedTargets
+from paceline_harness.models.folders import write_readable_model
 from paceline_reward.parts import read_parts
 
 LISTED = AllowedTargets.of(["my_rewards:score", "json:dumps"])
@@ -182,15 +184,79 @@ def test_a_job_tells_which_functions_of_modules_it_names() -> None:
     assert [line.partition(" is")[0] for line in lines] == ["trainer.hooks.0.kind: 'g:h'"]
 
 
+SLOT = """
+from pathlib import Path
+from pydantic import Field
+from paceline.plugins import StrictModel, declares
+
+LEAST = 0.0
+
+@declares(needs=("group>=2",))
+class SlotOptions(StrictModel):
+    cap: float = Field(default=2.0, gt=LEAST)
+    Path({seen!r}).write_text("run")
+
+import torch_that_nobody_has
+
+def loss(tokens, options: SlotOptions):
+    return torch_that_nobody_has.loss(tokens)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"cap": 1.5}, ""),
+        ({"cop": 1.5}, "surrogate.cop: unknown option of 'own_slot:loss'; allowed: cap"),
+        ({"cap": 0}, "surrogate.cap: Input should be greater than 0 (got 0)"),
+    ],
+)
+def test_options_of_a_listed_slot_are_read_from_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], told: str
+) -> None:
+    slot_options.cache_clear()
+    (tmp_path / "own_slot.py").write_text(SLOT.format(seen=str(tmp_path / "seen")))
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = spec_of(trainer={"objective": {"surrogate": {"kind": "own_slot:loss", **options}}})
+    assert [
+        *patterns(spec),
+        *(line for line in problems(spec) if "own_slot:loss" not in line),
+    ] == []
+    assert not (tmp_path / "seen").exists()  # a module that is not listed is not even read
+    lines = list(problems(spec, allowed=AllowedTargets.of(["own_slot:loss"])))
+    assert [line.removeprefix("trainer.objective.") for line in lines] == ([told] if told else [])
+    assert (tmp_path / "seen").exists()
+
+
+def test_a_slot_that_is_not_there_is_told_with_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "more_slots.py").write_text(
+        "import torch\n\ndef bare(tokens):\n    return tokens\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, told in (
+        ("lost", "more_slots.py has no 'lost'; functions in it: bare"),
+        ("bare", "(more_slots.py:3) must have a parameter `options`"),
+    ):
+        target = f"more_slots:{name}"
+        spec = spec_of(trainer={"objective": {"surrogate": target}})
+        (line,) = problems(spec, allowed=AllowedTargets.of([target]))
+        assert told in line
+
+
 def test_validate_refuses_what_its_options_do_not_list(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tmp_path / "m"
     model.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (model / name).write_text("{}")
+    write_readable_model(model)
+    (tmp_path / "my_rewards.py").write_text("def score(item): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "job.yaml"
-    job = JOB | {"model": {"path": str(model)}, "reward": ["exact", {"kind": "my_rewards:score"}]}
+    rewards = ["exact", {"kind": "my_rewards:score"}]
+    sizes = {"max_tokens": 4, "max_context": 32}
+    job = JOB | {"model": {"path": str(model)}, "reward": rewards, "sampling": sizes}
     path.write_text(yaml.safe_dump(job))
     assert entry.main(["validate", str(path)]) == entry.Exit.INPUT
     said = capsys.readouterr().err
