@@ -24,6 +24,26 @@ REWARD = [
     {"kind": "length", "shape": "linear", "after": ["math"], "weight": 0.5},
     {"kind": "judge", "model": "m", "prompt": "Is it good? {response}", "timeout_s": 60.0},
 ]
+LOSS = """
+from pydantic import Field
+from paceline.methods.parts.batch import TokenBatch, TokenLoss
+from paceline.plugins import StrictModel
+
+class CapOptions(StrictModel):
+    cap: float = Field(default=2.0, gt=0)
+
+def capped(tokens: TokenBatch, options: CapOptions) -> TokenLoss:
+    weights = (tokens.logprobs.detach() - tokens.behaviour).exp().clamp(max=options.cap)
+    loss = -tokens.advantages * weights * tokens.logprobs
+    return TokenLoss(loss, sums={"importance": weights.sum()})
+"""
+ADVANTAGE = """
+from paceline.plugins import Advantages
+
+def mean(batch, context):
+    values = batch.rewards - batch.rewards.mean()
+    return Advantages(values, notes={"own_spread": float(values.std())})
+"""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +70,11 @@ def platform(
     (folder / "key").write_text(KEY)
     settings = {"base_url": judge.url, "key_file": str(folder / "key")}
     (folder / "endpoints.yaml").write_text(yaml.safe_dump({"endpoints": {"judge": settings}}))
-    made = start_platform(folder / "run", "--endpoints", str(folder / "endpoints.yaml"))
+    for name, text in (("losses/own_losses.py", LOSS), ("task/control.py", ADVANTAGE)):
+        (folder / name).parent.mkdir()
+        (folder / name).write_text(text)
+    words = ("--endpoints", str(folder / "endpoints.yaml"), "--trust", str(folder / "losses"))
+    made = start_platform(folder / "run", *words)
     yield made
     made.stop()
 
@@ -58,10 +82,14 @@ def platform(
 def test_two_steps_with_four_rewards(
     platform: Any, judge: JudgeServer, tiny_job: Callable[..., dict[str, Any]]
 ) -> None:
+    """With an advantage of the job's code, and a loss of a folder that the operator trusts."""
+    experience = {"batch_groups": 4, "group_size": 4, "max_staleness": 0, "filters": []}
     job = tiny_job(
         stop={"steps": 2},
         reward=REWARD,
-        experience={"batch_groups": 4, "group_size": 4, "max_staleness": 0, "filters": []},
+        code={"path": str(Path(platform.run_dir).parent / "task")},
+        experience={**experience, "advantage": "control:mean"},
+        trainer={"objective": {"surrogate": "own_losses:capped", "corrections": []}},
         eval={"every": 2, "tasks": 8, "samples": 4, "temperature": 1.0, "majority_at": [4]},
     )
     with platform.client() as client:
@@ -87,6 +115,8 @@ def test_two_steps_with_four_rewards(
     share = sum(each["parse_error_share"] for each in steps) / len(steps)
     assert share == pytest.approx(statuses[ScoreStatus.PARSE_ERROR] / len(found))
     assert all(each["timeout_share"] == 0.0 for each in steps)
+    assert all(any("importance" in name for name in each) for each in steps), steps
+    assert all("own_spread" in each for each in steps), steps
     evals = [row.values for row in rows if row.kind is Purpose.EVAL]
     assert all(0.0 <= each["maj@4"] <= 1.0 and "parse_error_share" in each for each in evals)
     assert set(judge.keys) == {f"Bearer {KEY}"}
