@@ -13,7 +13,7 @@ from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizers, Tokeniz
 from paceline.config import JobSpec, parse_job
 from paceline.config.job import RewardSpec
 from paceline.config.limits import LimitSettings
-from paceline.config.named import problems
+from paceline.config.named import own_transform, problems
 from paceline.enums import Purpose, TokenSource
 from paceline.errors import InvalidError
 from paceline.fair_queue import QueueOwner
@@ -34,8 +34,8 @@ from paceline.types import Assignment, EpisodeStart, SamplingParams, TokenSpan
 from paceline.v1 import jobs_pb2, types_pb2
 from paceline_environment.episodes.scoring import MAX_ITEMS
 from paceline_environment.episodes.turn import PrefixHolders
-from paceline_environment.variants import JobTransform, ShownVariant, parsed
-from paceline_environment.worlds.factories import Settings, worlds_of
+from paceline_environment.variants import Call, JobTransform, ShownVariant, parsed
+from paceline_environment.worlds.factories import Settings, own_transform_of, worlds_of
 from paceline_environment.worlds.worlds import JobWorlds
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class Jobs:
         spec = parse_job(json.loads(job.spec_json))
         files = partial(self._files, dict(job.artifacts))
         tokenizer = await self._tokenizers.of(job_id, files)
-        if spec.code is not None and spec.has_own_environment:
+        if spec.code is not None and (spec.has_own_environment or own_transform(spec)):
             await self._worlds.prepare(spec.code.digest, QueueOwner(spec.tenant, job_id))
         return build_context(
             job_id,
@@ -267,6 +267,7 @@ class Jobs:
             tokenizer,
             limits=self._limits,
             environment=worlds_of(job_id, spec, self._worlds, self._settings),
+            own_transform=own_transform_of(job_id, spec, self._worlds),
         )
 
     async def _files(self, digests: Mapping[str, str]) -> dict[str, bytes]:
@@ -281,11 +282,13 @@ def _topology(spec: JobSpec) -> Topology:
     return partial(registry.find("topologies", plugin.kind), **plugin.options)
 
 
-def _transform(spec: JobSpec) -> JobTransform | None:
-    plugin = spec.tasks.transform
+def _transform(spec: JobSpec, own: Call | None) -> JobTransform | None:
+    plugin, timeout_s = spec.tasks.transform, spec.tasks.step_timeout_s
     if plugin is None:
         return None
-    return JobTransform.of(plugin, timeout_s=spec.tasks.step_timeout_s)
+    if own is not None:
+        return JobTransform(own, kind=plugin.kind, timeout_s=timeout_s)
+    return JobTransform.of(plugin, timeout_s=timeout_s)
 
 
 def build_context(
@@ -295,8 +298,12 @@ def build_context(
     *,
     limits: LimitSettings,
     environment: Callable[..., Environment],
+    own_transform: Call | None = None,
 ) -> JobContext:
-    """Load a job's plug-ins and compute its sampling parameters."""
+    """Load a job's plug-ins and compute its sampling parameters.
+
+    `own_transform` calls the transform of the job's own code, if it is there.
+    """
     sampling = spec.sampling
     train = SamplingParams(
         max_tokens=sampling.max_tokens,
@@ -324,7 +331,7 @@ def build_context(
         eval_temperatures={name: each.temperature for name, each in evals},
         options=options,
         limits=limits,
-        transform=_transform(spec),
+        transform=_transform(spec, own_transform),
     )
 
 

@@ -38,7 +38,10 @@ def capped(tokens: TokenBatch, options: CapOptions) -> TokenLoss:
     return TokenLoss(loss, sums={"importance": weights.sum()})
 """
 ADVANTAGE = """
-from paceline.plugins import Advantages
+from paceline.plugins import Advantages, Variant
+
+def same(observation, context, *, name):
+    return Variant(messages=observation.messages, text=observation.text, name=name)
 
 def mean(batch, context):
     values = batch.rewards - batch.rewards.mean()
@@ -82,12 +85,17 @@ def platform(
 def test_two_steps_with_four_rewards(
     platform: Any, judge: JudgeServer, tiny_job: Callable[..., dict[str, Any]]
 ) -> None:
-    """With an advantage of the job's code, and a loss of a folder that the operator trusts."""
+    """With an advantage and a transform of the job's code, and a loss of a folder that the operator trusts."""
     experience = {"batch_groups": 4, "group_size": 4, "max_staleness": 0, "filters": []}
     job = tiny_job(
         stop={"steps": 2},
         reward=REWARD,
         code={"path": str(Path(platform.run_dir).parent / "task")},
+        tasks={
+            "environment": "arithmetic",
+            "options": {"digits": 1},
+            "transform": {"kind": "control:same", "name": "own"},
+        },
         experience={**experience, "advantage": "control:mean"},
         trainer={"objective": {"surrogate": "own_losses:capped", "corrections": []}},
         eval={"every": 2, "tasks": 8, "samples": 4, "temperature": 1.0, "majority_at": [4]},
@@ -102,6 +110,7 @@ def test_two_steps_with_four_rewards(
     assert len(found) == 32
     for each in found:
         parts = each.score.parts
+        assert each.prompt_variant == "own"
         said, likes = each.response_text.strip(), len(f"Is it good? {each.response_text}") % 2
         assert parts["format"] == float(said.isdigit())
         if said.isdigit():

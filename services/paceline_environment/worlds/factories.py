@@ -7,9 +7,11 @@ from typing import Any
 
 from paceline.config import JobSpec
 from paceline.config.load import validate
+from paceline.config.named import own_transform
 from paceline.errors import ConfigError, InvalidError
 from paceline.plugins import Environment, registry
 from paceline.plugins.loading import attribute
+from paceline_environment.worlds.transforms import RemoteTransform
 from paceline_environment.worlds.worlds import JobWorlds
 
 Settings = Mapping[str, Mapping[str, Any]]  # of an operator, by the name of an environment
@@ -42,6 +44,21 @@ def worlds_of(
         return make(**options, settings=settings.get(name, {}))
 
     return with_settings
+
+
+def own_transform_of(job_id: str, spec: JobSpec, worlds: JobWorlds) -> RemoteTransform | None:
+    """The transform of a job that is in the code that comes with it; None: it has none there."""
+    plugin = own_transform(spec)
+    if spec.code is None or plugin is None:
+        return None
+    return worlds.transform(
+        job_id,
+        code=spec.code.digest,
+        target=plugin.kind,
+        options=plugin.options,
+        tenant=spec.tenant,
+        load_s=spec.tasks.load_timeout_s,
+    )
 
 
 def check_settings(settings: Settings) -> None:

@@ -63,12 +63,14 @@ class JobProcesses:
         cap: ProcessCap | None = None,
         owner: QueueOwner = NO_OWNER,
         load_s: float = LOAD_S,
+        load_call: str = "load",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`start` makes a process with so many threads; `episodes` share one.
 
-        Loading the environment in it may take `load_s` seconds.
+        Loading the environment in it, by `load_call`, may take `load_s` seconds.
         """
+        self._load_call = load_call
         self.target = target
         self.clock = clock
         self._start_process = start
@@ -127,7 +129,7 @@ class JobProcesses:
         """Import the environment, before a call counts that has to wait for it."""
         try:
             async with asyncio.timeout(self._load_s):
-                await process.call(op="load")
+                await process.call(op=self._load_call)
         except TimeoutError:
             why = f"did not load within {self._load_s:g} s (tasks.load_timeout_s)"
             log.warning("environment did not load", environment=self.target, seconds=self._load_s)

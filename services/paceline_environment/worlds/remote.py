@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+from paceline.code.frames import observation_of
 from paceline.code.world_process import ProcessEndedError, WorldError
-from paceline.plugins import Message, Observation, StepResult
+from paceline.plugins import Observation, StepResult
 from paceline.types import Task
 from paceline_environment.worlds.processes import HostProcess, JobProcesses
 
@@ -156,11 +157,6 @@ class RemoteWorld:
 def _observation(raw: Any) -> Observation:
     """An observation that the job's code has sent."""
     try:
-        messages = tuple(
-            Message(*map(str, fields), tool_calls=tuple(dict(call) for call in calls))
-            for *fields, calls in raw["messages"]
-        )
-        tools = tuple(dict(tool) for tool in raw["tools"])
-        return Observation(messages=messages, text=str(raw["text"]), tools=tools)
+        return observation_of(raw)
     except (TypeError, ValueError, KeyError) as error:
         raise WorldError(f"environment: unreadable observation: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,10 @@ from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.metrics import Metrics
 from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, LOAD_S, JobProcesses, Start
 from paceline_environment.worlds.remote import RemoteWorld
+from paceline_environment.worlds.transforms import RemoteTransform
 
 _SWEEP_S = 0.25
+_TRANSFORM = "/transform"  # after the id of a job, which has no such character
 _OPEN_EPISODES = 256  # share an open process, which mostly waits and is slow to start
 
 
@@ -48,6 +50,32 @@ class JobWorlds:
         owner = QueueOwner(tenant, job_id)
         folder = partial(self._folders.folder, code, owner)
         return self._made(owner, target, folder, self._sealed(target), load_s=load_s)
+
+    def transform(
+        self,
+        job_id: str,
+        *,
+        code: str,
+        target: str,
+        options: Mapping[str, Any],
+        tenant: str = "",
+        load_s: float = LOAD_S,
+    ) -> RemoteTransform:
+        """The transform of a job, a function of its code, in processes of its own."""
+        owner = QueueOwner(tenant, job_id)
+        key = f"{job_id}{_TRANSFORM}"
+        processes = self._jobs.get(key)
+        if processes is None:
+            processes = self._jobs[key] = JobProcesses(
+                start=self._sealed(target),
+                folder=partial(self._folders.folder, code, owner),
+                target=target,
+                cap=self._cap,
+                owner=owner,
+                load_s=load_s,
+                load_call="load_function",
+            )
+        return RemoteTransform(processes, options)
 
     def installed(
         self,
@@ -123,15 +151,16 @@ class JobWorlds:
 
     async def end(self, job_id: str) -> None:
         """A job is over: kill its processes at once, and let its packages go."""
-        processes = self._jobs.pop(job_id, None)
-        if processes is not None:
-            await processes.close("its job is over")
+        for key in (job_id, f"{job_id}{_TRANSFORM}"):
+            processes = self._jobs.pop(key, None)
+            if processes is not None:
+                await processes.close("its job is over")
         await self._folders.end(job_id)
 
     @property
     def jobs(self) -> set[str]:
         """Jobs for which something is kept."""
-        return {*self._jobs} | self._folders.jobs
+        return {key.removesuffix(_TRANSFORM) for key in self._jobs} | self._folders.jobs
 
     async def sweep(self) -> None:
         """End stuck and idle processes, until cancelled."""

@@ -24,7 +24,7 @@ from paceline.code.ledger_messages import (
 )
 from paceline.code.process_cap import ProcessCap, Release
 from paceline.config import JobSpec
-from paceline.config.named import NamedPlugin, own_ledger_parts, own_rewards
+from paceline.config.named import NamedPlugin, own_called_by_workers, own_ledger_parts
 from paceline.config.needs import refusal
 from paceline.digest import digest_of
 from paceline.errors import InvalidError, PacelineError, UnavailableError
@@ -121,10 +121,12 @@ class JobFunctions:
         self.learn(found)
         return found
 
-    async def check_rewards(self, spec: JobSpec, *, may_lack_packages: bool = False) -> list[str]:
-        """Import the rewards of the job, which are called elsewhere, and check how they are called.
+    async def check_called_by_workers(
+        self, spec: JobSpec, *, may_lack_packages: bool = False
+    ) -> list[str]:
+        """Import rewards and the transform, which workers call, and check how they are called.
 
-        Returns why some could not be tried: reward workers may have more time.
+        Returns why some could not be tried: workers may have more time.
 
         Raises:
             InvalidError: one cannot be imported, takes other arguments or refuses its options.
@@ -132,12 +134,12 @@ class JobFunctions:
         wrong: list[str] = []
         untried: list[str] = []
         may_lack_packages = may_lack_packages or not _has_packages_of_rewards()
-        for each in own_rewards(spec):
+        for each in own_called_by_workers(spec):
             try:
                 answer = await self._described(each, may_lack_packages=may_lack_packages)
                 wrong += _texts(answer.get("wrong"))
             except (UnavailableError, UntriedError) as error:
-                log.warning("a reward of the job is not tried", reward=each.name, error=error)
+                log.warning("code of the job is not tried", function=each.name, error=error)
                 untried.append(error.message)
         if wrong:
             raise InvalidError("; ".join(wrong)[:_MAX_PROBLEM_CHARS])
@@ -298,7 +300,7 @@ class OwnFunctions:
     async def check(self, spec: JobSpec) -> list[str]:
         """Import them in a process of their own, check their options and call each once.
 
-        Rewards are imported and checked, but not called: what they are given is up to the tasks.
+        What workers call is imported and checked, but not called: its input is up to the tasks.
         Returns why some of them could not be tried.
 
         Raises:
@@ -306,14 +308,14 @@ class OwnFunctions:
             UnavailableError: this machine cannot contain the code.
         """
         parts = own_ledger_parts(spec)
-        if not parts and not own_rewards(spec):
+        if not parts and not own_called_by_workers(spec):
             return []
         lacks = self._lacks_packages
         call_s = min(self._call_s, self._check_s)
         async with self._slots.setdefault(spec.tenant, asyncio.Semaphore(_TRIED_AT_A_TIME)):
             functions = self._made(spec, QueueOwner(spec.tenant), call_s)
             try:
-                untried = await functions.check_rewards(spec, may_lack_packages=lacks)
+                untried = await functions.check_called_by_workers(spec, may_lack_packages=lacks)
                 found = await functions.describe(spec, may_lack_packages=lacks)
                 for each in parts:
                     if each.options_field in found:

@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, cast
 
 from pydantic_core import from_json
 
 from paceline.errors import PacelineError
-from paceline.plugins import Message
+from paceline.plugins import Message, Observation
 
 HEAD = struct.Struct(">I")  # bytes that follow
 MAX_FRAME_BYTES = 1 << 20  # parsing more would hold up a service's loop
@@ -79,3 +79,26 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FrameError("unreadable answer: not an object")
     return cast("dict[str, Any]", found)
+
+
+def observation_fields(value: Observation) -> dict[str, Any]:
+    """An observation as JSON."""
+    return {
+        "messages": [message_fields(message) for message in value.messages],
+        "text": value.text,
+        "tools": [dict(tool) for tool in value.tools],
+    }
+
+
+def observation_of(raw: Mapping[str, Any]) -> Observation:
+    """An observation of `observation_fields`; raises TypeError, ValueError or KeyError."""
+    tools = tuple(dict(tool) for tool in raw["tools"])
+    return Observation(messages=messages_of(raw["messages"]), text=str(raw["text"]), tools=tools)
+
+
+def messages_of(raw: Any) -> tuple[Message, ...]:
+    """Messages of `message_fields`; raises TypeError or ValueError."""
+    return tuple(
+        Message(*map(str, fields), tool_calls=tuple(dict(call) for call in calls))
+        for *fields, calls in raw
+    )

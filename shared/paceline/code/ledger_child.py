@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import tempfile
@@ -93,6 +94,8 @@ def _described(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"wrong": [f"{named}: {misfit}"]}
     if wrong := list(refused_options(field, kind, target, options, source=function)):
         return {"wrong": wrong}
+    if kind == "transforms" and (misfit := _misfit_of_transform(function, target, options)):
+        return {"wrong": [f"{named}: {misfit}"]}
     return {"needs": list(declared(function).needs_with(options))}
 
 
@@ -115,6 +118,18 @@ def _import_problem(target: str) -> _ImportProblem | None:
     except (Exception, SystemExit) as error:  # the boundary of the job's code
         return _ImportProblem(f"{target}: {told(error)}", package_missing=False)
     return None
+
+
+def _misfit_of_transform(function: Any, target: str, options: Mapping[str, Any]) -> str:
+    """Why a transform cannot be called with these options; empty: it can."""
+    try:
+        inspect.signature(function).bind(None, None, **options)
+    except TypeError as error:
+        return (
+            f"{target} takes {inspect.signature(function)}: {error}; a transform is called with an "
+            "observation and its context, and with the options of the job as keywords"
+        )
+    return ""
 
 
 @cache

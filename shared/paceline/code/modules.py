@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from paceline.config import JobSpec
-from paceline.config.named import named_function, own_ledger_parts
+from paceline.config.named import named_function, own_ledger_parts, own_transform
 
 _MOST_NAMED = 20
 
@@ -15,6 +15,8 @@ def _own(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Fields of a job and the `module:attribute` of its code that they name."""
     if spec.has_own_environment:
         yield "tasks.environment", spec.tasks.environment
+    if (transform := own_transform(spec)) is not None:
+        yield "tasks.transform.kind", transform.kind
     for index, part in enumerate(spec.reward):
         if (found := named_function(part)) is not None:
             yield f"reward.{index}.{found[0]}", found[1]

@@ -1,4 +1,4 @@
-"""Runs an environment in a process of a job: its tasks, and worlds of episodes.
+"""Runs an environment in a process of a job, its tasks and worlds of episodes; or its transform.
 
 Requests and answers are frames; an answer has the `id` of its request. Each call has a thread, so a
 world that blocks holds up no other of the process; coroutines run on one loop.
@@ -16,13 +16,23 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 from paceline.code.errors import told
-from paceline.code.frames import MAX_FRAME_BYTES, frame, message_fields, requests, take_pipes
+from paceline.code.frames import (
+    MAX_FRAME_BYTES,
+    frame,
+    message_fields,
+    observation_fields,
+    observation_of,
+    requests,
+    take_pipes,
+)
 from paceline.digest import task_id
+from paceline.enums import Purpose
 from paceline.errors import InvalidError
-from paceline.plugins import EnvironmentPlugin, Observation, StepResult
+from paceline.plugins import EnvironmentPlugin, Observation, StepResult, TransformContext, Variant
 from paceline.plugins.loading import attribute
 from paceline.types import Task
 
@@ -95,6 +105,11 @@ class _Worlds:
             yield self._reset(request)
         elif op == "step":
             yield _result(self._call(self._worlds[request["world"]].step, request["action"]))
+        elif op == "load_function":
+            self._function()
+            yield {}
+        elif op == "transform":
+            yield self._transformed(request)
         elif op == "close":
             world = self._worlds.pop(request["world"], None)
             if world is not None and hasattr(world, "close"):
@@ -124,6 +139,35 @@ class _Worlds:
             "observation": _observation(observation),
             "replayable": bool(getattr(world, "replayable", False)),
         }
+
+    def _transformed(self, request: dict[str, Any]) -> dict[str, Any]:
+        observation, context = observation_of(request["observation"]), request["context"]
+        told = TransformContext(
+            task=Task(**context["task"]),
+            purpose=Purpose(context["purpose"]),
+            seed=context["seed"],
+            variant=context["variant"],
+            meta=context["meta"],
+            tasks=tuple(Task(**each) for each in context["tasks"]),
+        )
+        function = self._function()
+        found = self._call(partial(function, **request["options"]), observation, told)
+        if not isinstance(found, Variant):
+            raise InvalidError(f"it returned {type(found).__name__}; Variant is needed")
+        return {
+            "messages": [message_fields(each) for each in found.messages],
+            "text": found.text,
+            "name": found.name,
+            "meta": dict(found.meta),
+            "train_as": found.train_as,
+        }
+
+    def _function(self) -> Callable[..., Any]:
+        with self._loading:
+            found = attribute(self._target)
+        if not callable(found):
+            raise TypeError(f"{self._target} is a {type(found).__name__}, no function")
+        return found
 
     def _world_maker(self) -> Callable[..., Any]:
         with self._loading:
@@ -161,11 +205,7 @@ def _observation(value: Any) -> dict[str, Any]:
         value = Observation(text=value or "")
     if not isinstance(value, Observation):
         raise TypeError(f"an observation is due, or a string; got {type(value).__name__}")
-    return {
-        "messages": [message_fields(message) for message in value.messages],
-        "text": value.text,
-        "tools": [dict(tool) for tool in value.tools],
-    }
+    return observation_fields(value)
 
 
 def _result(value: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from paceline.plugins import RegularExpression, declared, registry
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 
 IN_LEDGER = frozenset({"filters", "advantages"})
-OWN_KINDS = IN_LEDGER | {"environments", "rewards"}
+OWN_KINDS = IN_LEDGER | {"environments", "rewards", "transforms"}
 """Kinds that may be in the code that comes with a job."""
 FUNCTION = "function"  # the option of the reward `python`
 _PYTHON = "python"
@@ -88,20 +88,21 @@ def own_ledger_parts(spec: JobSpec) -> list[NamedPlugin]:
     return [each for each in named(spec) if each.is_own and each.kind in IN_LEDGER]
 
 
-def own_rewards(spec: JobSpec) -> list[NamedPlugin]:
-    """The rewards of a job that are in the code that comes with it.
+def own_transform(spec: JobSpec) -> PluginSpec | None:
+    """The transform of a job, if it is in the code that comes with it."""
+    found = spec.tasks.transform
+    return found if spec.code is not None and found is not None and ":" in found.kind else None
 
-    A function that the options of `python` name is one, with the other options.
+
+def own_called_by_workers(spec: JobSpec) -> list[NamedPlugin]:
+    """The rewards and the transform of a job that are in the code that comes with it.
+
+    A function that the options of `python` name is a reward, with the other options.
     """
     if spec.code is None:
         return []
-    return [
-        _function_of(each) for each in _named_in(spec) if each.kind == "rewards" and _is_own(each)
-    ]
-
-
-def _is_own(reward: NamedPlugin) -> bool:
-    return bool(reward.function) or ":" in reward.name
+    called = (each for each in _named_in(spec) if each.kind in {"rewards", "transforms"})
+    return [_function_of(each) for each in called if each.function or ":" in each.name]
 
 
 def _function_of(reward: NamedPlugin) -> NamedPlugin:
@@ -215,7 +216,7 @@ def _problems(each: NamedPlugin, allowed: AllowedTargets, *, in_process: bool) -
         if each.kind not in OWN_KINDS:
             yield (
                 f"{each.field}: {each.name!r}: of the code that comes with a job only its "
-                "environment, rewards, filters and advantages may be named"
+                "environment, transform, rewards, filters and advantages may be named"
             )
         return  # the code is read in processes of the job alone
     try:

@@ -108,7 +108,8 @@ def test_what_may_come_with_a_job_is_left_to_its_own_processes() -> None:
 def test_other_kinds_do_not_come_with_a_job(changes: dict[str, Any], field: str) -> None:
     (line,) = problems(spec_of(**OWN, **changes))
     assert line == (
-        f"{field}: 'mine:f': of the code that comes with a job only its environment, rewards, "
+        f"{field}: 'mine:f': of the code that comes with a job only its environment, "
+        "transform, rewards, "
         "filters and advantages may be named"
     )
 
