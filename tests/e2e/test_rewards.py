@@ -85,7 +85,7 @@ def platform(
 def test_two_steps_with_four_rewards(
     platform: Any, judge: JudgeServer, tiny_job: Callable[..., dict[str, Any]]
 ) -> None:
-    """With an advantage and a transform of the job's code, and a loss of a folder that the operator trusts."""
+    """With an advantage and a transform of the job's code, and a trusted loss."""
     experience = {"batch_groups": 4, "group_size": 4, "max_staleness": 0, "filters": []}
     job = tiny_job(
         stop={"steps": 2},
@@ -110,7 +110,7 @@ def test_two_steps_with_four_rewards(
     assert len(found) == 32
     for each in found:
         parts = each.score.parts
-        assert each.prompt_variant == "own"
+        assert each.provenance.prompt_variant == "own"
         said, likes = each.response_text.strip(), len(f"Is it good? {each.response_text}") % 2
         assert parts["format"] == float(said.isdigit())
         if said.isdigit():

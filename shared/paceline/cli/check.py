@@ -20,12 +20,12 @@ from paceline.config.plugins import PluginSettings
 from paceline.config.recipes import recipe
 from paceline.config.sections.model import ModelPlace, ModelSpec, is_folder
 from paceline.config.service import EndpointsFile
-from paceline.config.slot_options import is_here
 from paceline.config.uploads import DataSpec
 from paceline.errors import ConfigError, InvalidError
 from paceline.local.checks import findings
 from paceline.plugins import registry as registry
 from paceline.plugins.allowed import AllowedTargets
+from paceline.plugins.slot_options import is_here
 
 _JUDGE = "judge"  # the reward, and the server that it asks by default
 

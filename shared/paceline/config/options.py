@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from paceline.config.load import shown
-from paceline.config.slot_options import slot_options
 from paceline.data import takes_data
 from paceline.errors import InvalidError
 from paceline.plugins import EnvironmentPlugin, registry
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
+from paceline.plugins.slot_options import slot_options
 
 MAX_FIELD = 200  # characters of a field that a message quotes
 # What pydantic converts where it is not strict: "no" to false, "0.5" to 0.5. Plug-ins are called

@@ -19,11 +19,11 @@ from paceline.config.load import validate
 from paceline.config.named import module_targets, patterns, problems
 from paceline.config.objective import ObjectiveSpec
 from paceline.config.plugins import PluginSettings
-from paceline.config.slot_options import slot_options
 from paceline.errors import ConfigError, InvalidError, UnlistedError
 from paceline.objective.load import load_objective
 from paceline.plugins import registry
 from paceline.plugins.allowed import AllowedTargets
+from paceline.plugins.slot_options import slot_options
 from paceline_harness.models.folders import write_readable_model
 from paceline_reward.parts import read_parts
 
