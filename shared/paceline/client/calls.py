@@ -19,6 +19,7 @@ from paceline.api.documents import CodeView, JobView
 from paceline.code.archive import pack, pack_data
 from paceline.config import JobSpec
 from paceline.config.documents import read_yaml
+from paceline.config.recipes import has_own_recipes, with_recipes
 
 _PIECE_BYTES = 256 << 10
 View = TypeVar("View", bound=BaseModel)
@@ -108,6 +109,8 @@ def _content(body: Any, *, in_loop: bool) -> Any:
 def with_uploads(spec: Spec, *, data: Path | None = None) -> tuple[Spec, list[Archive]]:
     """The job with the digests of its code and data, and these, packed; none: it brings none.
 
+    Recipes that are files beside a job file are laid.
+
     `code.path` and `data.path` are relative to the job file, or to the working directory without
     one; `data` instead of the latter to the working directory.
 
@@ -121,14 +124,15 @@ def with_uploads(spec: Spec, *, data: Path | None = None) -> tuple[Spec, list[Ar
         raw = spec.model_dump(mode="json")
     if not isinstance(raw, Mapping):
         return spec, []  # what is wrong with it, the gateway says
-    changed, archives = dict(raw), list[Archive]()
+    is_laid = isinstance(spec, (str, Path)) and has_own_recipes(raw)
+    changed, archives = dict(with_recipes(raw, folder=folder) if is_laid else raw), list[Archive]()
     if data is not None:
         changed["data"] = {"path": str(data.absolute())}
     for section, made in (("code", Archive.of), ("data", Archive.of_data)):
         if path := _to_pack(changed.get(section)):
             archives.append(made(folder / path))
             changed[section] = {"path": path, "digest": archives[-1].digest}
-    return (changed, archives) if archives else (spec, [])
+    return (changed, archives) if archives or is_laid else (spec, [])
 
 
 def _to_pack(section: Any) -> str:

@@ -37,7 +37,7 @@ def load_job(path: Path, overrides: dict[str, Any] | None = None) -> JobSpec:
     raw = _read_yaml(path)
     for dotted, value in (overrides or {}).items():
         _set_path(raw, dotted, value)
-    return validate(JobSpec, with_recipes(raw))
+    return validate(JobSpec, with_recipes(raw, folder=path.parent))
 
 
 def resolve_job(raw: Any, *, dtype: Dtype = "auto") -> JobSpec:

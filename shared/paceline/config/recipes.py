@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, cast
 
 from paceline.config.base import KIND_CHARS
@@ -39,6 +40,7 @@ APPENDED = frozenset({"reward"})
 
 Fragment = Mapping[str, Any]
 _ABSENT = object()
+_FILES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +63,17 @@ class Recipe:
         Raises:
             InvalidError: its file is not a mapping in YAML.
         """
-        found = read_yaml(self.text, what=f"recipe {self.name!r}")
-        if not isinstance(found, dict):
-            raise InvalidError(f"recipe {self.name!r}: its file has no mapping of fields")
-        for field in sorted(JOINED):
-            if not isinstance(_at(found, field, []), list):
-                raise InvalidError(f"recipe {self.name!r}: its {field} is not a list")
-        return cast(dict[str, Any], found)
+        return _read(self.text, self.name)
+
+
+def _read(text: str, name: str) -> dict[str, Any]:
+    found = read_yaml(text, what=f"recipe {name!r}")
+    if not isinstance(found, dict):
+        raise InvalidError(f"recipe {name!r}: its file has no mapping of fields")
+    for field in sorted(JOINED):
+        if not isinstance(_at(found, field, []), list):
+            raise InvalidError(f"recipe {name!r}: its {field} is not a list")
+    return cast(dict[str, Any], found)
 
 
 @cache
@@ -90,8 +96,16 @@ def recipe(name: str) -> Recipe:
     return Recipe(name, method, inspect.getdoc(sys.modules[point.module]) or name, text)
 
 
-def with_recipes(raw: Any) -> Any:
+def has_own_recipes(raw: Any) -> bool:
+    """Whether a decoded job file names recipes that are files beside it."""
+    return isinstance(raw, dict) and any(map(_is_file, _names(cast(Fragment, raw).get("recipe"))))
+
+
+def with_recipes(raw: Any, *, folder: Path | None = None) -> Any:
     """A decoded job file with the values of its recipes wherever it has none of its own.
+
+    `folder`: where recipes are whose names end in `.yaml`; the result no longer names these. None:
+    there are none, as in an installation.
 
     Recipes follow each other from left to right: lists in `JOINED` are joined, other values must be
     equal unless the job has its own. The result has the same recipes and laying them again changes
@@ -107,13 +121,30 @@ def with_recipes(raw: Any) -> Any:
     if not names:
         return job
     try:
-        left = [(name, _left_to(recipe(name).fragment(), job)) for name in names]
+        left = [(name, _left_to(_fragment(name, folder), job)) for name in names]
     except InvalidError as error:
         raise ConfigError(f"recipe: {error.message}") from None
     composed: dict[str, Any] = {}
     for index, (_, fragment) in enumerate(left):
         _compose(composed, fragment, left[: index + 1])
-    return _under(job, composed)
+    made = _under(job, composed)
+    if folder is not None and any(map(_is_file, names)):
+        made["recipe"] = [name for name in names if not _is_file(name)]
+    return made
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(_FILES)
+
+
+def _fragment(name: str, folder: Path | None) -> dict[str, Any]:
+    if folder is None or not _is_file(name):
+        return recipe(name).fragment()
+    try:
+        text = (folder / name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidError(f"{folder / name}: {error}") from None
+    return _read(text, name)
 
 
 def _names(value: Any) -> Sequence[str]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.config import parse_job, resolve_job
+from paceline.client.calls import with_uploads
+from paceline.config import load_job, parse_job, resolve_job
 from paceline.config.named import problems
 from paceline.config.recipes import JOINED, recipe, with_recipes
 from paceline.errors import ConfigError
@@ -124,6 +127,27 @@ def test_a_conflict_names_both_recipes_and_the_job_can_settle_it() -> None:
 def test_the_same_part_with_other_options_is_a_conflict() -> None:
     with pytest.raises(ConfigError, match=r"'grpo' and 'kl' set trainer\.objective\.regularisers"):
         resolve_job(JOB | {"recipe": ["grpo", "kl"]})
+
+
+def test_a_recipe_of_ones_own_is_a_file_beside_the_job(tmp_path: Path) -> None:
+    own = {
+        "experience": {"group_size": 6, "filters": [{"kind": "mean_reward", "low": 0.1}]},
+        "trainer": {"objective": {"surrogate": {"kind": "ppo_clip", "high": 0.3}}},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(own))
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB | {"recipe": ["tis", "mine.yaml"]}))
+    spec = load_job(path)
+    assert spec.recipe == ("tis",)
+    assert (spec.experience.group_size, spec.experience.filters[0].kind) == (6, "mean_reward")
+    assert spec.trainer.objective.surrogate.options == {"high": 0.3}
+    sent, _ = with_uploads(path)  # as the SDK sends it, whose gateway sees no files
+    assert resolve_job(sent).trainer == resolve_job(spec.model_dump(mode="json")).trainer
+    path.write_text(yaml.safe_dump(JOB | {"recipe": "other.yaml"}))
+    with pytest.raises(ConfigError, match=r"recipe: .*other\.yaml: .*No such file"):
+        load_job(path)
+    with pytest.raises(ConfigError, match=r"recipe: 'mine\.yaml' is not installed"):
+        resolve_job(JOB | {"recipe": "mine.yaml"})
 
 
 @pytest.mark.parametrize(
