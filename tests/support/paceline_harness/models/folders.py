@@ -32,6 +32,6 @@ def write_readable_model(folder: Path) -> None:
         "decoder": {"type": "Fuse"},
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
     }
-    config = {"vocab_size": len(words), "max_position_embeddings": 64}
+    config = {"vocab_size": len(words), "max_position_embeddings": 8192}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "config.json").write_text(json.dumps(config))

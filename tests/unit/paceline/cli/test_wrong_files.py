@@ -274,7 +274,7 @@ CASES = {
     "tokenizer": Wrong("model.path: .*tokenizer.json", files={"model/tokenizer.json": "{"}),
     "weights": Wrong("model.path: .*safetensors", files={"model/model.safetensors": "cut"}),
     "positions": Wrong(
-        "sampling.max_context: 4096; the model has", {"sampling": {"max_context": 4096}}
+        "sampling.max_context: 9000; the model has", {"sampling": {"max_context": 9000}}
     ),
 }
 
