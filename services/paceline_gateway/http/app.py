@@ -17,6 +17,7 @@ from paceline.config.load import shown
 from paceline.errors import InvalidError, NotFoundError, PacelineError
 from paceline.telemetry.logs import Log
 from paceline.transport.operations import Operation
+from paceline.wording import refusal
 from paceline_gateway.access.authentication import Authenticator
 from paceline_gateway.access.guard import RestGuard
 from paceline_gateway.http.bodies import RequestBodies
@@ -87,7 +88,7 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_bad_request(request: Request, error: Exception) -> JSONResponse:
     items = cast(RequestValidationError, error).errors()
-    texts = [f"{item['loc'][-1]}: {item['msg']} (got {shown(item['input'])})" for item in items]
+    texts = [f"{item['loc'][-1]}: {refusal(item)} (got {shown(item['input'])})" for item in items]
     return response_of(InvalidError("; ".join(texts)))
 
 

@@ -18,6 +18,7 @@ from paceline.config.recipes import with_recipes
 from paceline.config.service import ServiceSettings
 from paceline.errors import ConfigError, InvalidError
 from paceline.files import write_secret
+from paceline.wording import instead, refusal
 
 Model = TypeVar("Model", bound=BaseModel)
 # A source of settings, a file or a `--set`, and its content.
@@ -126,10 +127,12 @@ def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Lay
         elif item["type"] == "missing":
             lines.append(f"{where}: is missing")
         else:
-            text = item["msg"].removeprefix("Value error, ")
-            secret = _is_secret(model, item["loc"])
+            field = _field_at(model, item["loc"])
+            secret = field is not None and not field.repr
             omit_value = item["type"] == "value_error" or secret
             got = "" if omit_value else f" (got {shown(item['input'])})"
+            example = instead(item, field)
+            text = refusal(item) + (f", for example `{example}`" if example else "")
             lines.append(f"{where}: {text}{got}" if item["loc"] else text)
     if len(found) > MAX_LINES:
         lines.append(f"and {len(found) - MAX_LINES} more")
@@ -138,7 +141,8 @@ def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Lay
 
 def shown(value: Any) -> str:
     """A value as quoted in messages, truncated: input may be long."""
-    text = repr(value)
+    plain = value.decode(errors="replace") if isinstance(value, bytes) else value
+    text = "null" if plain is None else repr(plain)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
@@ -151,14 +155,13 @@ def _siblings(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
     return sorted(_fields_around(model, loc))
 
 
-def _is_secret(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
-    """Whether the value must not appear in messages: its field has `repr=False`."""
-    field = _fields_around(model, loc).get(str(loc[-1])) if loc else None
-    return field is not None and not field.repr
+def _field_at(model: type[BaseModel], loc: Sequence[int | str]) -> FieldInfo | None:
+    """The field at a place; with `repr=False`, its value must not appear in messages."""
+    return _fields_around(model, loc).get(str(loc[-1])) if loc else None
 
 
 def _takes_text(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
-    field = _fields_around(model, loc).get(str(loc[-1]))
+    field = _field_at(model, loc)
     return field is not None and (field.annotation is str or field.annotation is Path)
 
 

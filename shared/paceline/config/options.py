@@ -23,6 +23,7 @@ from paceline.errors import InvalidError
 from paceline.plugins import EnvironmentPlugin, registry
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 from paceline.plugins.slot_options import slot_options
+from paceline.wording import refusal
 
 MAX_FIELD = 200  # characters of a field that a message quotes
 # What pydantic converts where it is not strict: "no" to false, "0.5" to 0.5. Plug-ins are called
@@ -164,8 +165,7 @@ def _refusals(
         elif item["type"] == "missing":
             yield f"{where}: is missing"
         else:
-            text = item["msg"].removeprefix("Value error, ")
-            yield f"{where}: {text} (got {shown(item['input'])})"
+            yield f"{where}: {refusal(item)} (got {shown(item['input'])})"
 
 
 def _errors(model: type[BaseModel], options: Mapping[str, Any]) -> list[ErrorDetails]:

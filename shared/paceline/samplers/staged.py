@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from paceline.digest import Permutation
 from paceline.errors import InvalidError
 from paceline.plugins import Context, GroupOutcome, Pick, StrictModel
+from paceline.wording import refusal
 
 
 class Stage(StrictModel):
@@ -54,7 +55,9 @@ class Staged:
         try:
             self._stages = _STAGES.validate_python(stages)
         except ValidationError as error:
-            raise InvalidError(f"experience.sampler.stages: {error}") from None
+            places = ((".".join(map(str, each["loc"])), refusal(each)) for each in error.errors())
+            told = "; ".join(f"experience.sampler.stages.{at}: {why}" for at, why in places)
+            raise InvalidError(told) from None
         _check(self._stages)
         self._size, self._seed, self._groups = size, seed, groups
         self._end = None if epochs is None else epochs * size

@@ -37,7 +37,7 @@ Change = dict[str, Any]
             "stop.steps: Input should be a valid integer",
         ),
         ({"recipe": "m2pp"}, "ConfigError", "recipe: 'm2pp' is not installed; did you mean 'm2po'"),
-        ({"name": None}, "ConfigError", "name: Input should be a valid string (got None)"),
+        ({"name": None}, "ConfigError", "name: Input should be a valid string (got null)"),
         ({"model": {}}, "ConfigError", "model.path: is missing"),
         (
             {"model": {"path": "/no/such/model"}},
@@ -143,7 +143,7 @@ async def test_a_broken_model(gateway: Gateway, job: dict[str, Any], model: Path
         ("application/json", "{", "job: not JSON: Expecting property name"),
         ("application/json", "", "job: not JSON: Expecting value"),
         ("application/yaml", "a: [", "job: not YAML at line 2, column 1"),
-        ("application/yaml", "- 1", "Input should be a valid dictionary"),
+        ("application/yaml", "- 1", "Input should be a mapping"),
         ("application/json", " " * (1 << 21), "at most 1048576 bytes are allowed"),
         ("application/json", "[" * 100_000, "job: is nested too deeply"),
         ("application/yaml", "[" * 1000, "job: is nested too deeply"),

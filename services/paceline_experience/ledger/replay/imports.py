@@ -26,6 +26,7 @@ from paceline.types import (
     Transcript,
     VersionRun,
 )
+from paceline.wording import refusal
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.generation.submission import Submission, submission
 from paceline_experience.ledger.groups import Groups
@@ -236,7 +237,7 @@ def _why(line: str, error: ValidationError) -> str:
             "`transcripts` with tokens, spans and logprobs"
         )
     first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc']))}: {refusal(first)}"
 
 
 def _check(found: _Transcript, *, vocabulary: int, max_context: int) -> None:

@@ -47,7 +47,7 @@ def test_a_minimal_job_gets_the_defaults() -> None:
         ("sampling.max_tokens", 4096, "sampling.max_tokens: 4096 leaves no room for a prompt"),
         ("trainer.publish_every", 6, "trainer.publish_every: 6 with experience.max_staleness 4"),
         ("name", "Not A Name", "name: String should match pattern"),
-        ("reward", [], "reward: Tuple should have at least 1 item"),
+        ("reward", [], "reward: List should have at least 1 item"),
         ("reward", ["exact", "exact"], "two parts are named 'exact'"),
         ("rollout.activation", "whenever", "rollout.activation: Input should be 'in_flight', "),
     ],

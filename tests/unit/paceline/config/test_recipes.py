@@ -155,11 +155,11 @@ def test_a_recipe_of_ones_own_is_a_file_beside_the_job(tmp_path: Path) -> None:
     [
         ("m2pp", "recipe: 'm2pp' is not installed; did you mean 'm2po'?"),
         (["tis", "/etc/passwd"], "recipe: '/etc/passwd' is not installed; installed: bapo,"),
-        (7, "recipe: Input should be a valid tuple"),
+        (7, "recipe: Input should be a list"),
         ([["tis"]], "recipe.0: Input should be a valid string"),
-        (["tis"] * 17, "recipe: Tuple should have at most 16 items"),
+        (["tis"] * 17, "recipe: List should have at most 16 items"),
         ("x" * 1000, "recipe.0: String should have at most 253 characters"),
-        ({"tis": 1}, "recipe: Input should be a valid tuple"),
+        ({"tis": 1}, "recipe: Input should be a list"),
     ],
 )
 def test_what_is_not_a_recipe_is_refused(value: Any, says: str) -> None:

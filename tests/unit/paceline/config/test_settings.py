@@ -98,7 +98,7 @@ def test_errors_name_the_file(base: Path, tmp_path: Path, content: Any, says: st
         ("logs..level=3", "--set logs..level: is not FIELD=VALUE"),
         ("port=many", "--set port: port: Input should be a valid integer"),
         ("kind.of=gateway", "--set kind.of: kind: Input should be"),
-        ("options=3", "--set options: options: Input should be a valid dictionary (got 3)"),
+        ("options=3", "--set options: options: Input should be a mapping (got 3)"),
         ("logs=[", "--set logs: not YAML at line 2"),
     ],
 )

@@ -103,7 +103,7 @@ async def test_exports_of_another_job_can_be_imported(store: Store, worlds: Worl
         (json.dumps({"messages": [], "task_id": "t0"}), "messages have no tokens and no log-probs"),
         (json.dumps(row(task_id="t9")), "'t9' is no task of the job"),
         (json.dumps(row(score={"reward": float("nan")})), "score.reward: nan is not finite"),
-        (json.dumps(row(transcripts=[])), "transcripts: Tuple should have at least 1 item"),
+        (json.dumps(row(transcripts=[])), "transcripts: List should have at least 1 item"),
         (json.dumps(row(transcript={"logprobs": []})), "logprobs: 0 of 2 policy tokens; without"),
         (json.dumps(row(transcript={"logprobs": [0.5, -1]})), "logprobs: one is not finite, or ab"),
         (json.dumps(row(transcript={"tokens": [7, 8, 9, 100]})), "a token is not in 0 to 99"),
