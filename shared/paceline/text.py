@@ -44,6 +44,19 @@ def human_bytes(count: int) -> str:
     return f"{round(size, 1):g} {units[0]}"
 
 
+def human_seconds(seconds: float) -> str:
+    """A time for display, in its two largest units: `45 s`, `3 min 20 s`, `2 h 5 min`."""
+    left = max(0, round(seconds))
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break  # nothing of the unit below the largest one
+    return " ".join(parts[:2])
+
+
 def visible(text: str) -> str:
     """The text with every character that could act on a terminal or reorder text made visible.
 

@@ -85,6 +85,8 @@ def run(arguments: Namespace) -> int:
         if archives:  # the digests tell whether a job is the same
             spec = parse_job(prepared)
         job_id = _same_live_job(client, spec) or client.submit(spec).status.job_id
+        if not arguments.quiet:
+            say(f"job {job_id}; logs are in {run_dir / 'logs'}, and `paceline top` shows more")
         try:
             job = follow(client, job_id, quiet=arguments.quiet)
         except KeyboardInterrupt:

@@ -20,15 +20,25 @@ from paceline.cli.terminal.console import SafeConsole
 from paceline.client.client import Client
 from paceline.enums import JobState, TrackerState
 from paceline.progress import LedgerProgress
-from paceline.text import visible
+from paceline.text import human_seconds, visible
 from paceline.types import JobStatus, TrackerStatus
 
-WINDOW_S = 15.0
+WINDOW_S, STEPS_WINDOW_S = 15.0, 600.0
 LINE_EVERY_S = 5.0
 _AILING = (TrackerState.RETRYING, TrackerState.FAILED)
 _DONE = ("trained", "durable")
 _ORDER = (
-    *("state", "step", "tasks", "reward", "held-out reward", "held-out scores", "other evals"),
+    *(
+        "state",
+        "step",
+        "tasks",
+        "elapsed",
+        "left",
+        "reward",
+        "held-out reward",
+        "held-out scores",
+        "other evals",
+    ),
     *("staleness", "tokens/s", "episodes/s", "waiting", "failing"),
     "tracking",
 )
@@ -36,8 +46,9 @@ _ORDER = (
 
 @dataclass(slots=True)
 class Rate:
-    """Growth of a counter per second over the last `WINDOW_S`."""
+    """Growth of a counter per second over the last `window_s`."""
 
+    window_s: float = WINDOW_S
     points: deque[tuple[float, float]] = field(default_factory=deque[tuple[float, float]])
 
     def add(self, now_s: float, value: float) -> None:
@@ -45,7 +56,7 @@ class Rate:
         if self.points and value < self.points[-1][1]:
             self.points.clear()
         self.points.append((now_s, value))
-        while len(self.points) > 2 and now_s - self.points[0][0] > WINDOW_S:
+        while len(self.points) > 2 and now_s - self.points[0][0] > self.window_s:
             self.points.popleft()
 
     @property
@@ -63,10 +74,12 @@ class JobProgress:
 
     target_steps: int = 0
     trains: bool = True
+    limit_s: float | None = None  # seconds of running after which the job ends
     status: dict[str, str] = field(default_factory=dict[str, str])
     main_eval: str = ""  # name of the evaluation that the job's status is about
     partial: str = ""  # its newest run, if it measured too few tasks to count
     others: dict[str, str] = field(default_factory=dict[str, str])  # other evaluations, by name
+    steps: Rate = field(default_factory=lambda: Rate(STEPS_WINDOW_S))
     tokens: Rate = field(default_factory=Rate)
     episodes: Rate = field(default_factory=Rate)
     wait: Rate = field(default_factory=Rate)
@@ -84,6 +97,7 @@ class JobProgress:
             self.status["tasks"] = f"{live.eval.measured}/{live.eval.total}"
         else:
             self.status.pop("tasks", None)
+        self._note_time(status, now_s)
         if status.tracking:
             self.status["tracking"] = ", ".join(map(tracked, status.tracking))
         for row in event.metrics:
@@ -106,7 +120,7 @@ class JobProgress:
         if live:
             self.wait.add(now_s, live.trainer_wait_total_s)
             if self.trains:
-                self._note_waiting(status, live)
+                self._note_waits(status.state, live)
             self._note_failures(live, now_s)
 
     def line(self) -> str:
@@ -124,12 +138,27 @@ class JobProgress:
     def _ordered(self) -> list[tuple[str, str]]:
         return [(name, visible(self.status[name])) for name in _ORDER if name in self.status]
 
-    def _note_waiting(self, status: JobStatus, live: LedgerProgress) -> None:
-        self.status["waiting"] = (
-            "trainer and rollout to load the model"
-            if status.state is JobState.STARTING
-            else waiting(self.wait.per_s or 0.0, live.headroom_groups)
-        )
+    def _note_time(self, status: JobStatus, now_s: float) -> None:
+        """How long the job runs, or waits to, and about how long its steps will take."""
+        self.status["elapsed"] = human_seconds(status.runtime_s or status.age_s)
+        last = self.steps.points[-1][1] if self.steps.points else 0  # before, models are loaded
+        if status.step != last:
+            self.steps.add(now_s, float(status.step))
+        self.status.pop("left", None)
+        if status.state is not JobState.RUNNING or not self.trains:
+            return
+        limits = [] if self.limit_s is None else [self.limit_s - status.runtime_s]
+        if self.target_steps and (per_s := self.steps.per_s):
+            limits.append((self.target_steps - status.step) / per_s)
+        if limits:
+            self.status["left"] = f"about {human_seconds(min(limits))}"
+
+    def _note_waits(self, state: JobState, live: LedgerProgress) -> None:
+        self.status.pop("waiting", None)
+        if state is JobState.STARTING:
+            self.status["waiting"] = "trainer and rollout to load the model"
+        elif state is JobState.RUNNING:
+            self.status["waiting"] = waiting(self.wait.per_s or 0.0, live.headroom_groups)
 
     def _note_eval(self, status: JobStatus) -> None:
         counted = status.eval_reward is not None
@@ -164,7 +193,7 @@ class JobProgress:
 
     def _note_step(self, values: Mapping[str, Any]) -> None:
         self._put("reward", values.get("reward_mean"), "{:.3f}")
-        self._put("staleness", values.get("staleness_mean"), "{:.2f}")
+        self._put("staleness", values.get("staleness_mean"), "{:.2f} steps")
 
     def _put(self, name: str, value: Any, pattern: str) -> None:
         if isinstance(value, (int, float)):
@@ -205,7 +234,7 @@ def waiting(trainer_share: float, headroom_groups: int) -> str:
         found.append(f"trainer for episodes ({min(trainer_share, 1.0):.0%} of the time)")
     # A trainer without a batch does not hold up rollout, whatever does.
     if headroom_groups <= 0 and trainer_share < 0.98:
-        found.append("rollout for trainer (staleness bound)")
+        found.append("rollout for trainer (it is as far ahead as max_staleness allows)")
     return ", ".join(found) or "nobody"
 
 
@@ -222,8 +251,10 @@ def follow(
     if quiet:
         return client.wait(job_id)
     console = console or SafeConsole()
+    stop = job.spec.get("stop", {})
     progress = JobProgress(
-        target_steps=int(job.spec.get("stop", {}).get("steps", 0)),
+        target_steps=int(stop.get("steps", 0)),
+        limit_s=stop.get("wall_s"),
         trains=job.spec.get("kind", "train") == "train",
         main_eval=main_eval_of(job.spec),
     )

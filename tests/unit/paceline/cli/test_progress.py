@@ -38,13 +38,33 @@ def test_progress_shows_rates_rewards_and_waits() -> None:
     for text in (
         "step 2/20",
         "reward 0.500",
-        "staleness 1.25",
+        "staleness 1.25 steps",
         "tokens/s 2,500",
         "episodes/s 20.0",
     ):
         assert text in line
     assert "trainer for episodes (50% of the time), rollout for trainer" in line
     assert progress.table("a-1").row_count == len(progress.status) + 1
+
+
+def test_the_time_that_is_left_follows_from_the_steps() -> None:
+    def line(step: int, now_s: float, **of_status: Any) -> str:
+        fields = {"state": JobState.RUNNING, "runtime_s": now_s, "age_s": now_s + 5} | of_status
+        status = JobStatus("a-1", "a", "default", step=step, **fields)
+        progress.update(JobEvent(status=status, metrics=[], live=LedgerProgress()), now_s)
+        return progress.line()
+
+    progress = JobProgress(target_steps=20)
+    queued = line(0, 1.0, state=JobState.QUEUED, runtime_s=0.0)
+    assert queued == "state queued  step 0/20  elapsed 6 s"  # nobody waits for anybody yet
+    assert "left" not in line(0, 60.0)  # models are loaded
+    assert "left" not in line(1, 100.0)
+    told = line(3, 120.0)  # the last two steps took ten seconds each
+    assert "elapsed 2 min  left about 2 min 50 s" in told
+    assert "left about 2 min 50 s" in line(3, 125.0)  # until the next one is done
+    progress.limit_s = 200.0
+    assert "left about 1 min 10 s" in line(3, 130.0)
+    assert "left" not in line(20, 190.0, state=JobState.SUCCEEDED)
 
 
 def test_failing_attempts_are_shown_as_long_as_there_are_more() -> None:
