@@ -265,6 +265,35 @@ def test_top_names_the_bottleneck(
         client.cancel(job_id)
 
 
+def test_a_sweep_compares_settings_over_seeds(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    job = tiny_job(name="swept", stop={"steps": 2})
+    del job["eval"]
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(job))
+    words = (
+        "sweep",
+        str(path),
+        "--quiet",
+        "--seeds",
+        "2",
+        "--set",
+        "trainer.optimizer.lr=1e-3,1e-4",
+    )
+    done = paceline(platform, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 of 2") == 2
+    # The same again has the same jobs, and trains nothing.
+    again = paceline(platform, *words, "--json")
+    found = [json.loads(line) for line in again.stdout.splitlines()]
+    assert [each["name"] for each in found] == ["swept-lr-1e-3", "swept-lr-1e-4"]
+    with platform.client() as client:
+        named = {each.status.job_id for each in client.list().jobs if "swept" in each.status.name}
+    assert {job_id for each in found for job_id in each["jobs"]} == named
+    assert len(named) == 4
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -297,8 +326,8 @@ def test_what_is_stored_is_read_where_nothing_runs_any_more(
     over = paceline(platform, "watch", going)
     assert (over.returncode, "nothing runs in" in over.stderr) == (3, True)
     chart = tmp_path / "curves.png"
-    assert paceline(platform, "plot", finished, going, "-o", str(chart)).returncode == 0
-    assert "job.submit" in paceline(platform, "audit-log").stdout
+    words = (finished, going, "--group", "tiny", "-o", str(chart))
+    assert paceline(platform, "plot", *words).returncode == 0
     refused = paceline(platform, "cancel", going)
     assert (refused.returncode, "no gateway runs there" in refused.stderr) == (3, True)
     assert files_of(platform.run_dir) == before

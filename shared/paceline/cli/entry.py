@@ -26,7 +26,7 @@ exit codes:
 
 
 # Commands that run everything need every part, whichever is missed first.
-_EXTRAS = dict.fromkeys(("local", "trial"), "local")
+_EXTRAS = dict.fromkeys(("local", "sweep", "trial"), "local")
 
 
 class Exit(IntEnum):
@@ -116,7 +116,17 @@ def _add_local(commands: Any) -> None:
     _add_run_dir(trial, "default: a temporary folder")
     _add_base(trial, 0, "0")
     measuring.add(commands, _command, _add_anywhere)
-    for command in (run, trial):
+    sweep = _command(
+        commands, "sweep", "sweep:sweep", "run a job with several settings and seeds, and compare"
+    )
+    _add_job_file(sweep, "FIELD=VALUE,...", "values of a field to compare, or one for all jobs")
+    _add_data(sweep)
+    sweep.add_argument("--seeds", type=int, default=1, metavar="N", help="of each (default: 1)")
+    sweep.add_argument("--json", action="store_true", help="print one JSON object per setting")
+    sweep.add_argument("--quiet", action="store_true", help="print only what each job came to")
+    _add_gateway(sweep)
+    _add_base(sweep, None, "8300 if it is free")
+    for command in (run, trial, sweep):
         command.set_defaults(data_folders=None)  # one user's jobs read all that the user may
     up = _command(commands, "up", "local:up", "serve on this machine until interrupted")
     _add_run_dir(up, "default: PACELINE_RUN_DIR, else runs/local")
@@ -294,15 +304,19 @@ def _command(commands: Any, name: str, handler: str, text: str) -> argparse.Argu
     return made
 
 
-def _add_job_file(command: argparse.ArgumentParser) -> None:
+def _add_job_file(
+    command: argparse.ArgumentParser,
+    values: str = "FIELD=VALUE",
+    text: str = "override a field, e.g. trainer.optimizer.lr=1e-4",
+) -> None:
     command.add_argument("job_file", metavar="JOB.yaml", type=Path)
     command.add_argument(
         "--set",
         dest="overrides",
         action="append",
         default=[],
-        metavar="FIELD=VALUE",
-        help="override a field, e.g. trainer.optimizer.lr=1e-4; repeatable",
+        metavar=values,
+        help=f"{text}; repeatable",
     )
 
 

@@ -88,7 +88,16 @@ def _top(commands: Any, command: Command) -> argparse.ArgumentParser:
 
 def _plot(commands: Any, command: Command) -> argparse.ArgumentParser:
     made = command(commands, "plot", "plot:plot", "draw metrics of jobs, as PNG, SVG or PDF")
-    made.add_argument("jobs", metavar="ID", nargs="+", help="jobs; several are compared")
+    made.add_argument("jobs", metavar="ID", nargs="*", help="jobs; several are compared")
+    made.add_argument(
+        "--group",
+        dest="groups",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="all jobs of this name, as mean and standard deviation; with `*`, each name that fits "
+        "is a group; repeatable",
+    )
     made.add_argument(
         "--metric",
         action="append",

@@ -1,29 +1,57 @@
-"""`paceline plot`: curves of jobs as files."""
+"""`paceline plot`: curves of jobs, and of jobs of one name together, as files."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
+from paceline.api.documents import MetricRow
 from paceline.cli.entry import Exit
+from paceline.cli.remote import all_jobs
 from paceline.cli.target.clients import reader_of
 from paceline.cli.terminal.printing import say
+from paceline.client.client import Client
 from paceline.client.curves import REWARD, figure, metric_names, save
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, NotFoundError
 
 _LIST = "list"
 
 
 def plot(arguments: Namespace) -> int:
-    """`paceline plot JOB … -o curves.png`."""
+    """`paceline plot JOB … --group NAME -o curves.png`."""
     if arguments.smooth < 1:
         raise ConfigError("--smooth: at least 1")
+    if not arguments.jobs and not arguments.groups:
+        raise ConfigError("name jobs by their ids, or with --group by their name")
     with reader_of(arguments) as client:
         rows = {job_id: client.history(job_id).rows for job_id in dict.fromkeys(arguments.jobs)}
+        groups = _groups(client, arguments.groups) if arguments.groups else {}
     if _LIST in arguments.metric:
-        every = {name for found in rows.values() for name in metric_names(found)}
-        say("\n".join(sorted(every)))
+        every = [*rows.values(), *(runs for group in groups.values() for runs in group)]
+        say("\n".join(sorted({name for found in every for name in metric_names(found)})))
         return Exit.OK
-    made = figure(rows, list(dict.fromkeys(arguments.metric)) or [REWARD], smooth=arguments.smooth)
-    save(made, arguments.output)
+    metrics = list(dict.fromkeys(arguments.metric)) or [REWARD]
+    save(figure(rows, metrics, groups=groups, smooth=arguments.smooth), arguments.output)
     say(arguments.output)
     return Exit.OK
+
+
+def _groups(client: Client, patterns: Sequence[str]) -> dict[str, list[Sequence[MetricRow]]]:
+    """The histories of jobs by name, oldest first.
+
+    Raises:
+        NotFoundError: no job has such a name.
+    """
+    listed = [each.status for each in reversed(all_jobs(client, []))]
+    found: dict[str, list[Sequence[MetricRow]]] = {}
+    for pattern in dict.fromkeys(patterns):
+        names = {job.name for job in listed if fnmatchcase(job.name, pattern)}
+        if not names:
+            known = ", ".join(sorted({job.name for job in listed})) or "none"
+            raise NotFoundError(f"--group {pattern}: no job has this name; there are: {known}")
+        for name in sorted(names - found.keys()):
+            members = [job.job_id for job in listed if job.name == name]
+            histories = [client.history(job_id).rows for job_id in members]
+            found[name] = [rows for rows in histories if rows]  # others have not begun
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from paceline.api.documents import MetricRow
@@ -60,12 +61,52 @@ def metric_curves(rows: Sequence[MetricRow], name: str) -> list[MetricCurve]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class GroupCurve:
+    """A metric of several runs over the steps that all of them have."""
+
+    label: str
+    steps: tuple[int, ...]
+    means: tuple[float, ...]
+    spreads: tuple[float, ...]
+    """Sample standard deviations over the runs; 0 for a single run."""
+    held_out: bool = False
+
+
+def group_curves(runs: Sequence[Sequence[MetricRow]], name: str) -> list[GroupCurve]:
+    """The curves of one metric over runs that differ by their seeds, where all runs have it.
+
+    Raises:
+        InvalidError: no row of a run has this metric.
+    """
+    by_label: dict[str, list[MetricCurve]] = {}
+    for rows in runs:
+        for each in metric_curves(rows, name):
+            by_label.setdefault(each.label, []).append(each)
+    return [_group(found) for found in by_label.values() if len(found) == len(runs)]
+
+
+def _group(curves: Sequence[MetricCurve]) -> GroupCurve:
+    points = [dict(zip(each.steps, each.values, strict=True)) for each in curves]
+    steps = tuple(sorted(set.intersection(*(set(each) for each in points))))
+    columns = [[each[step] for each in points] for step in steps]
+    spreads = (stdev(values) if len(values) > 1 else 0.0 for values in columns)
+    means = tuple(map(mean, columns))
+    return GroupCurve(curves[0].label, steps, means, tuple(spreads), curves[0].held_out)
+
+
 def figure(
-    jobs: Mapping[str, Sequence[MetricRow]], metrics: Sequence[str] = (REWARD,), *, smooth: int = 1
+    jobs: Mapping[str, Sequence[MetricRow]],
+    metrics: Sequence[str] = (REWARD,),
+    *,
+    groups: Mapping[str, Sequence[Sequence[MetricRow]]] | None = None,
+    smooth: int = 1,
 ) -> Figure:
     """A panel for each metric, with the curves of these jobs, by their labels.
 
-    `smooth` is the number of steps over which curves of training are averaged.
+    Of each of the `groups`, runs that differ by their seeds, it has the mean as a line and one
+    standard deviation to both sides as a band. `smooth` is the number of steps over which curves of
+    training are averaged.
 
     Raises:
         InvalidError: no row has one of the metrics.
@@ -82,7 +123,7 @@ def figure(
     FigureCanvasAgg(made)
     panels: Any = made.subplots(lines, columns, squeeze=False)
     for place, name in enumerate(metrics):
-        _draw(panels[place // columns][place % columns], jobs, name, smooth)
+        _draw(panels[place // columns][place % columns], jobs, groups or {}, name, smooth)
     for place in range(len(metrics), lines * columns):
         panels[place // columns][place % columns].axis("off")
     return made
@@ -104,20 +145,43 @@ def save(made: Figure, path: Path) -> None:
         raise InvalidError(f"{path}: {error.strerror}") from None
 
 
-def _draw(axes: Any, jobs: Mapping[str, Sequence[MetricRow]], name: str, smooth: int) -> None:
+def _draw(
+    axes: Any,
+    jobs: Mapping[str, Sequence[MetricRow]],
+    groups: Mapping[str, Sequence[Sequence[MetricRow]]],
+    name: str,
+    smooth: int,
+) -> None:
+    is_alone = len(jobs) + len(groups) == 1
     for label, rows in jobs.items():
         for each in metric_curves(rows, name):
-            told = each.label if len(jobs) == 1 else f"{label}: {each.label}"
+            told = each.label if is_alone else f"{label}: {each.label}"
             style = "o-" if each.held_out else "-"
             values = each.values if each.held_out else _smoothed(each.values, smooth)
-            # Dollar signs would begin a formula.
-            shown = visible(told).replace("$", r"\$")
-            axes.plot(each.steps, values, style, markersize=3, linewidth=1, label=shown)
+            axes.plot(each.steps, values, style, markersize=3, linewidth=1, label=_plain(told))
+    for label, runs in groups.items():
+        for band in group_curves(runs, name):
+            _draw_band(axes, band, f"{label}: {band.label}, {len(runs)} runs", smooth)
     axes.set_xlabel("step")
-    axes.set_title(visible(name).replace("$", r"\$"))
+    axes.set_title(_plain(name))
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="small")
+
+
+def _draw_band(axes: Any, band: GroupCurve, told: str, smooth: int) -> None:
+    width = 1 if band.held_out else smooth
+    means, spreads = _smoothed(band.means, width), _smoothed(band.spreads, width)
+    style = "o-" if band.held_out else "-"
+    (line,) = axes.plot(band.steps, means, style, markersize=3, linewidth=1, label=_plain(told))
+    low = [middle - each for middle, each in zip(means, spreads, strict=True)]
+    high = [middle + each for middle, each in zip(means, spreads, strict=True)]
+    axes.fill_between(band.steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+
+
+def _plain(text: str) -> str:
+    """A label as it is: dollar signs would begin a formula."""
+    return visible(text).replace("$", r"\$")
 
 
 def _smoothed(values: Sequence[float], width: int) -> list[float]:

@@ -27,6 +27,7 @@ from paceline_harness.patience import PATIENCE_S
 
 COMMANDS = [
     "run",
+    "sweep",
     "up",
     "recipes",
     "submit",

@@ -49,7 +49,8 @@ def test_progress_shows_rates_rewards_and_waits() -> None:
 
 def test_the_time_that_is_left_follows_from_the_steps() -> None:
     def line(step: int, now_s: float, **of_status: Any) -> str:
-        fields = {"state": JobState.RUNNING, "runtime_s": now_s, "age_s": now_s + 5} | of_status
+        fields: dict[str, Any] = {"state": JobState.RUNNING, "runtime_s": now_s, "age_s": now_s + 5}
+        fields |= of_status
         status = JobStatus("a-1", "a", "default", step=step, **fields)
         progress.update(JobEvent(status=status, metrics=[], live=LedgerProgress()), now_s)
         return progress.line()
