@@ -99,6 +99,7 @@ def test_filters_show_only_what_they_say(platform: Any, finished: str) -> None:
     (one,) = episodes(platform, finished, "--episode", f"{group}/2")
     sampled = sum(len(each["logprobs"]) for each in one["trajectory"]["transcripts"])
     assert sampled == one["policy_tokens"]
+    assert one["prompt_text"].endswith("=")  # the question as it was shown
     gone = paceline(platform, "trajectories", finished, "--episode", f"{group}/77")
     assert (gone.returncode, "is not stored" in gone.stderr) == (2, True)
     assert paceline(platform, "trajectories", finished, "--reward", "much").returncode == 2

@@ -6,6 +6,7 @@ import io
 import math
 import re
 import unicodedata
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -24,6 +25,7 @@ from paceline.api.documents import EpisodePage, JobView, MetricPage, MetricRow
 from paceline.api.episodes import ListedEpisode
 from paceline.cli.terminal.tokens import HEAT, Colouring, heat, numbered, transcript_text
 from paceline.cli.top import as_json, screen
+from paceline.cli.trajectories import as_json as episode_json
 from paceline.cli.trajectories import episode_text, table_of, unseen_samples
 from paceline.client.curves import figure, metric_curves, save
 from paceline.enums import JobState, Purpose, TokenSource, WorkerKind
@@ -156,6 +158,14 @@ def test_no_text_of_a_model_acts_on_the_terminal() -> None:
     text = without_styles(shown(table_of([each]), *full))
     assert not acts(text)
     assert "␛]0;pwned" in text
+
+
+def test_an_exported_episode_has_its_prompt_as_text() -> None:
+    each = hostile_episode()
+    exported = episode_json(each, lambda tokens: "".join(words(tokens)))
+    assert exported["prompt_text"] == "<0><1>"  # before the first token of the policy
+    assert episode_json(each, None)["prompt_text"] is None
+    assert "prompt_text" not in episode_json(replace(each, trajectory=None), None)
 
 
 def test_samples_of_a_step_are_followed_wherever_their_names_put_them() -> None:
