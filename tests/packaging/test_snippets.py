@@ -234,7 +234,8 @@ def test_fields_and_values_in_comparisons_are_accepted(environment: dict[str, st
 @pytest.mark.parametrize("page", [page for page in PAGES if is_session(page)], ids=where)
 def test_pages_of_steps_can_be_followed(page: Path, forks: None, tmp_path: Path) -> None:
     """The model is a tiny one, the training small, and the commands are of this environment."""
-    environment = {**os.environ}  # in which services can be forked: no plug-ins of examples
+    # Services can be forked in it, without plug-ins of examples; its last run is that of the page.
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     model = tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct"  # preferred to the hub
     said_by([sys.executable, "-c", LETTERS, str(model)], environment)
     programs = tmp_path / ".venv" / "bin"

@@ -94,6 +94,12 @@ def heard(port: int = 0) -> Generator[tuple[str, list[str]]]:
         thread.join()
 
 
+@pytest.fixture(autouse=True)
+def no_last_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests have runs of their own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     """A job file next to a folder with all of a model but weights."""
