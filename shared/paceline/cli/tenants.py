@@ -54,7 +54,7 @@ def _print(tenants: list[TenantView]) -> None:
     if tenants:
         SafeConsole().print(count_table(tenants), "", size_table(tenants), sep="\n")
     else:
-        say("no tenant has an unfinished job or a quota of its own")
+        say("no tenant has unfinished jobs or its own quota")
 
 
 def count_table(tenants: list[TenantView]) -> FittingTable:

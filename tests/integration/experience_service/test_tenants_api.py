@@ -197,7 +197,7 @@ async def test_the_command(url: str, tmp_path: Path) -> None:
     told = await run("set", "a", "--jobs", "none", "--episodes", "100")
     cells = " ".join(told.split("\n")[1].split())
     assert told.startswith("0: ")
-    assert cells == "a 0 of 100 0 of any 0 of 8 0 of 100 0 B of 16 GiB 2"
+    assert cells == "a 0 of 100 0 of any 0 of 8 0 of 100 0 B of 16 GiB 2 its own"
     told = await run("set", "a", "--task-bytes", str(1 << 20), "--submitted", "none")
     assert "0 of any" in told
     assert "0 B of 1 MiB" in told

@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -200,9 +201,13 @@ async def test_a_killed_warm_process_takes_its_programs_along_and_is_replaced(
     assert (await run(sandbox, "print(2)")).stdout == b"2\n"
 
 
-async def test_doctor_tries_it() -> None:
+async def test_doctor_tries_it(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "paceline.cli", "doctor")
-    doctor = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    doctor = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},  # others have runs of their own
+    )
     written, _ = await doctor.communicate()
     assert doctor.returncode == 0
     assert b"sandbox: level " in written
