@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.config.load import validate
 from paceline.config.service import ControllerOptions
 from paceline.files import lock_for_life
+from paceline.local.fork_server import PRELOADED
 from paceline.local.ports import PortSlots
 from paceline.server.chassis import Chassis, Service
 from paceline.server.membership import Membership
@@ -22,7 +23,7 @@ from paceline_controller.jobs.progress import ProgressWatch
 from paceline_controller.member import worker_of
 from paceline_controller.reconciler import Reconciler
 from paceline_controller.registry import GrpcJobRegistry
-from paceline_controller.runtimes.process import PRELOADED, ProcessRuntime
+from paceline_controller.runtimes.process import ProcessRuntime
 from paceline_controller.scaling.demand_source import GrpcDemandSource
 from paceline_controller.scaling.scaler import Scaler
 

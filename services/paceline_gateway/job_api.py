@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline import wire
 from paceline.config import JobSpec, resolve_job
@@ -40,6 +40,9 @@ from paceline_gateway.submit.job_checks import JobChecks
 from paceline_gateway.submit.trial import ModelTrial
 from paceline_gateway.upstream import Upstream
 
+if TYPE_CHECKING:
+    from paceline_gateway.submit.probe import ModelProbe
+
 log = Log("jobs")
 SUBMIT = operation("Jobs", "SubmitJob")
 UPLOAD = operation("Jobs", "UploadCode")
@@ -62,19 +65,21 @@ class JobApi:
         models: ModelResolver,
         allowed: AllowedTargets = NO_TARGETS,
         dtype: Dtype = "auto",
+        probe: ModelProbe | None = None,
         outage_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_refusal` is called for jobs of another tenant; `dtype` is what `auto` means.
 
-        `allowed`: functions of installed modules that jobs may name.
+        `allowed`: functions of installed modules that jobs may name. `probe`: None where models
+        cannot be computed before their job is accepted.
         """
         self._upstream = upstream
         self._on_refusal = on_refusal
         self._resolve = partial(resolve_job, dtype=dtype)
         self._outage_s = outage_s
         self._clock = clock
-        self._checks = JobChecks(trial=trial, models=models, allowed=allowed)
+        self._checks = JobChecks(trial=trial, models=models, allowed=allowed, probe=probe)
 
     async def submit(self, request: pb.SubmitJobRequest, who: Principal) -> types_pb2.Job:
         """Check a job and submit it with the small files of its model.

@@ -15,7 +15,6 @@ from grpc_health.v1 import health_pb2_grpc
 from paceline.code.sealed import sandbox_for
 from paceline.code.tokenizers.process import MODULE as TOKENIZER
 from paceline.config.load import validate
-from paceline.config.precision import Dtype
 from paceline.config.service import GatewayOptions, TlsSettings
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, UnavailableError
@@ -44,6 +43,7 @@ from paceline_gateway.upstream import Upstream
 if TYPE_CHECKING:
     from paceline.v1.access_pb2_grpc import AuthenticationAsyncStub
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+    from paceline_gateway.submit.probe import ModelProbe
 
 log = Log("gateway")
 
@@ -59,8 +59,14 @@ async def build(chassis: Chassis) -> GatewayService:
     certificate = settings.tls if options.https else None
     listener = listen(settings.host, options.http_port)
     return GatewayService(
-        chassis=chassis, listener=listener, certificate=certificate, dtype=options.dtype
+        chassis=chassis, listener=listener, certificate=certificate, options=options
     )
+
+
+def _probe(run_dir: Path) -> ModelProbe:
+    from paceline_gateway.submit.probe import ModelProbe  # only the extra `local` has all of it
+
+    return ModelProbe(run_dir)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -93,9 +99,10 @@ class GatewayService(Service):
         chassis: Chassis,
         listener: socket.socket,
         certificate: TlsSettings | None = None,
-        dtype: Dtype = "auto",
+        options: GatewayOptions | None = None,
     ) -> None:
         settings = chassis.settings
+        options = options or GatewayOptions()
         self._chassis = chassis
         self._listener = listener
         self._channel = connect_as(settings, settings.experience)
@@ -116,7 +123,8 @@ class GatewayService(Service):
             models=ModelResolver(settings.models, run_dir=settings.run_dir),
             trial=ModelTrial(settings.tokenizers, self._sandbox),
             allowed=settings.plugins.targets,
-            dtype=dtype,
+            dtype=options.dtype,
+            probe=_probe(settings.run_dir) if options.probe_models else None,
         )
         self._handlers = handlers(upstream, jobs)
         self._membership = Membership(roster=roster, report=self.report, usage=chassis.usage.totals)

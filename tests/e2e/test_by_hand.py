@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -86,6 +88,19 @@ def test_a_source_without_tasks_is_refused_at_submit(
     refused = httpx.post(url, json=job, headers=platform.headers, timeout=PATIENCE_S)
     assert refused.status_code == 422
     assert "has no tasks" in refused.json()["error"]["message"]
+
+
+def test_a_model_that_cannot_be_computed_is_refused_at_submit(
+    platform: Any, tiny_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    job, url = tiny_job(), f"{platform.http}/v1/jobs"
+    folder = Path(shutil.copytree(job["model"]["path"], tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text()) | {"hidden_act": "wave"}
+    (folder / "config.json").write_text(json.dumps(config))
+    job["model"]["path"] = str(folder)
+    refused = httpx.post(url, json=job, headers=platform.headers, timeout=PATIENCE_S)
+    assert refused.status_code == 422, refused.text
+    assert "cannot train it (KeyError: 'wave')" in refused.json()["error"]["message"]
 
 
 def test_an_overlong_prompt_fails_the_job_with_a_reason(

@@ -406,7 +406,7 @@ async def test_credentials_of_the_index_are_in_no_error_argument_environment_or_
 SEALED = """
 import os, socket, sys, threading
 from pathlib import Path
-from paceline.code.wheels.held import Hold
+from paceline.sandbox.hold import Hold
 
 inside, secret, port = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 has_network = sys.argv[4] == "yes"

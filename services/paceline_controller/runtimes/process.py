@@ -37,14 +37,6 @@ PROBE_TIMEOUT_S = 1.0
 STALE_S = 60.0
 LOAD_TIMEOUT_S = 3600.0
 _HAVE_WEIGHTS = {WorkerKind.ROLLOUT, WorkerKind.TRAINER}
-PRELOADED = (
-    "paceline_trainer.service",
-    "paceline_rollout.service",
-    "paceline_rollout.engines.torch.engine",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen3.modeling_qwen3",
-)
-"""What takes long to import of trainers and rollout workers with the torch engine."""
 Command = Callable[[Wanted, Path], Sequence[str]]
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING
 
 from paceline.config import JobSpec
 from paceline.config.sections.model import ModelPlace, ModelSpec
@@ -17,6 +18,9 @@ from paceline_gateway.submit.model_limits import check_model_limits
 from paceline_gateway.submit.patterns import Patterns
 from paceline_gateway.submit.trial import ModelTrial
 
+if TYPE_CHECKING:
+    from paceline_gateway.submit.probe import ModelProbe
+
 MODEL_S = 120.0
 MAX_MODEL_READERS = 4
 
@@ -25,11 +29,20 @@ class JobChecks:
     """What is wrong with a job, as far as its plug-ins and the small files of its model tell."""
 
     def __init__(
-        self, *, trial: ModelTrial, models: ModelResolver, allowed: AllowedTargets = NO_TARGETS
+        self,
+        *,
+        trial: ModelTrial,
+        models: ModelResolver,
+        allowed: AllowedTargets = NO_TARGETS,
+        probe: ModelProbe | None = None,
     ) -> None:
-        """`allowed`: functions of installed modules that jobs may name."""
+        """`allowed`: functions of installed modules that jobs may name.
+
+        `probe`: None where models cannot be computed before their job is accepted.
+        """
         self._patterns = Patterns()
         self._trial = trial
+        self._probe = probe
         self._models = models
         self._allowed = allowed
         self._readers = ThreadPoolExecutor(MAX_MODEL_READERS, "models")
@@ -59,6 +72,8 @@ class JobChecks:
         vocab_size = await loop.run_in_executor(self._readers, check_model_limits, spec, files)
         for replies in sorted(replies_of(spec)):
             await self._trial.check(files, tenant, replies=replies, vocab_size=vocab_size)
+        if self._probe is not None:
+            await self._probe.check(files["config.json"], spec.rollout.engine.kind)
         return spec, files
 
     async def _find_model(self, spec: ModelSpec) -> FoundModel:

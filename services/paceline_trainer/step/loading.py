@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from paceline.config.sections.lora import LoraSpec
 from paceline.errors import ConfigError, InvalidError
-from paceline.models.shallow import shallow
+from paceline.models.foreign_code import of_model
+from paceline.models.shallow import fill_with_noise, shallow, with_few_tokens
 from paceline.models.weights import INDEX, WHOLE, check_no_adapter
 from paceline.telemetry.logs import Log
 from paceline_trainer.ranks.distributed import RankGroup
@@ -98,10 +100,7 @@ def open_policy(
         raise ConfigError(f"model.path: {path} is not a folder with a config.json")
     disable_progress_bar()
     try:
-        # Without this, transformers asks on stdin whether to run code that comes with the model.
-        config: Any = _without_dropout(
-            AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        )
+        config = read_config(folder)
         files = WeightFiles(folder)
         inner = _build(config)
         if files.serves(inner):
@@ -125,6 +124,31 @@ def open_policy(
         enable({"use_reentrant": False})
     policy.train()
     return policy
+
+
+def read_config(folder: Path) -> Any:
+    """The configuration that models are trained with.
+
+    Raises:
+        InvalidError: transformers refuses `config.json`.
+    """
+    with of_model("model.path: config.json"):
+        # Without this, transformers asks on stdin whether to run code that comes with the model.
+        found = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return _without_dropout(found)
+
+
+def check_family(config: Any) -> None:
+    """Check a model of this configuration before there are weights, on its first layers.
+
+    Raises:
+        InvalidError: the trainer's log-probs would differ from those of the model itself.
+    """
+    with of_model(f"model type {config.model_type!r}: this trainer cannot train it"):
+        inner = _build(with_few_tokens(config), initialised=True)
+    with torch.no_grad():
+        fill_with_noise(inner)
+    layouts_of(PolicyModel(_prepared(inner)))
 
 
 def _converted(path: str, config: Any) -> Any:
@@ -177,14 +201,16 @@ def load_reference(path: str, group: RankGroup, *, dtype: str) -> PolicyModel:
     return policy
 
 
-def _build(config: Any) -> nn.Module:
+def _build(config: Any, *, initialised: bool = False) -> nn.Module:
     """The model with uninitialised parameters, which occupy no memory until they are filled."""
     try:
-        with no_init_weights():
+        with nullcontext() if initialised else no_init_weights():
             inner: Any = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=NAME, trust_remote_code=False
             )
-    except KeyError:  # in the family's table of its own kinds of attention
+    except KeyError as error:
+        if error.args != (NAME,):  # not in the family's table of its own kinds of attention
+            raise
         raise InvalidError(
             f"model type {config.model_type!r}: its attention is its own; this trainer cannot "
             "train it"

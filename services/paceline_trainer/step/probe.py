@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidError
+from paceline.models.foreign_code import of_model
 from paceline_trainer.step.attention import NAME, TreeAttention
 from paceline_trainer.step.data import Layout
 from paceline_trainer.step.model import PolicyModel
@@ -23,15 +24,10 @@ def layouts_of(policy: PolicyModel) -> tuple[Layout, ...]:
     Raises:
         InvalidError: the trainer's log-probs differ in any layout, or by chance.
     """
-    try:
+    name = f"model type {policy.config.model_type!r}"
+    of_memory = (MemoryError, torch.OutOfMemoryError)
+    with of_model(f"{name}: this trainer cannot train it", unless=of_memory):
         return _layouts_of(policy)
-    except InvalidError:
-        raise
-    except Exception as error:  # the boundary to the code of any model, which may raise anything
-        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise InvalidError(
-            f"model type {policy.config.model_type!r}: this trainer cannot train it ({what})"
-        ) from error
 
 
 @torch.no_grad()

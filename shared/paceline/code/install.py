@@ -15,7 +15,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from paceline.code.members import SMALLEST_BYTES
-from paceline.code.wheels.held import Hold
 from paceline.code.wheels.messages import (
     FETCH,
     REPLY,
@@ -28,6 +27,7 @@ from paceline.code.wheels.messages import (
 from paceline.code.wheels.sources import CERTIFICATES, WheelSources, without_credentials
 from paceline.config.packages import PackageSettings
 from paceline.errors import UnavailableError
+from paceline.sandbox.hold import Hold
 
 # Loaded in every sealed process before its job's code, so that code cannot have other versions.
 SHARED = (

@@ -26,6 +26,16 @@ log = Log("fork-server")
 
 SHARED = "PACELINE_FORK_SERVER"
 """Environment variable: the socket at which a fork server serves all platforms of a machine."""
+NAME = "forks"
+"""Of its socket, in the folder with the state files of the processes that it starts."""
+PRELOADED = (
+    "paceline_trainer.service",
+    "paceline_rollout.service",
+    "paceline_rollout.engines.torch.engine",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
+)
+"""What takes long to import of trainers and rollout workers with the torch engine."""
 READY_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 10.0
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -62,12 +72,20 @@ class ForkServer:
 
     @classmethod
     def launch(
-        cls, modules: Sequence[str], *, output: Path, environment: Mapping[str, str]
+        cls, modules: Sequence[str], *, path: str, output: Path, environment: Mapping[str, str]
     ) -> ForkServer:
-        """Start one, without waiting for its imports; `output` is a file for what it prints."""
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            return cls(control, _launched(modules, theirs, output, environment))
+        """Start one, without waiting for its imports; `output` is a file for what it prints.
+
+        It ends with this process or object; until then others may use it at the socket `path`.
+        """
+        Path(path).unlink(missing_ok=True)  # that of a predecessor
+        owner = os.getpid()
+        process = launch_shared(
+            modules, path=path, output=output, environment=environment, owner=owner
+        )
+        made = cls.connect(path)
+        made._process = process
+        return made
 
     @classmethod
     def connect(cls, path: str) -> ForkServer:
@@ -78,7 +96,8 @@ class ForkServer:
         """
         control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            control.connect(path)
+            with _short(path) as address:
+                control.connect(address)
         except OSError as error:
             control.close()
             raise UnavailableError(f"no fork server at {path}: {error}") from error
@@ -176,10 +195,21 @@ def launch_shared(
 ) -> subprocess.Popen[bytes]:
     """Start a fork server at this socket; it ends with the process `owner`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(path)
+        with _short(path) as address:
+            listener.bind(address)
         os.chmod(path, 0o600)
         listener.listen(128)
         return _launched(modules, listener, output, environment, owner)
+
+
+@contextmanager
+def _short(path: str) -> Generator[str]:
+    """The same socket by another name: an address has at most 107 bytes."""
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
 
 
 def _launched(
@@ -221,6 +251,12 @@ class ForkedProcess:
         if self._code is None and self._server.lost and not self._runs():
             self._code = UNKNOWN_CODE
         return self._code
+
+    def kill(self) -> None:
+        """Kill it, unless it has ended."""
+        if self._seen is not None:
+            with suppress(psutil.NoSuchProcess):  # nor is another one with its number
+                self._seen.kill()
 
     def _runs(self) -> bool:
         try:

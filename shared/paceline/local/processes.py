@@ -92,9 +92,11 @@ class Processes:
         """Start or join a fork server, if there is something to import and it is of use here."""
         if not self._preloaded or not fork_server.is_useful() or self._join():
             return
-        output = self._logs / "fork-server.out"
         self._fork_server = ForkServer.launch(
-            self._preloaded, output=output, environment=_environment({})
+            self._preloaded,
+            path=str(self._folder.absolute() / fork_server.NAME),
+            output=self._logs / "fork-server.out",
+            environment=environment_of({}),
         )
 
     def _join(self) -> bool:
@@ -148,7 +150,7 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 umask=0o077,
-                env=_environment(environment or {}),
+                env=environment_of(environment or {}),
             )
         record = Record(name, child.pid, _created(child.pid), mark, self._owner, dict(labels or {}))
         self._children[name] = child
@@ -252,7 +254,7 @@ class Processes:
         assert self._fork_server is not None
         try:
             return self._fork_server.start(
-                command, output=out, environment=_environment(environment)
+                command, output=out, environment=environment_of(environment)
             )
         except UnavailableError as error:
             log.warning("started without the fork server", error=error)
@@ -335,7 +337,8 @@ def _is_running(record: Record) -> bool:
         return False
 
 
-def _environment(added: Mapping[str, str]) -> dict[str, str]:
+def environment_of(added: Mapping[str, str]) -> dict[str, str]:
+    """All variables of a process that is started here."""
     variables = {**os.environ, **ENVIRONMENT, **added}
     return {**variables, **without_loopback(variables)}
 

@@ -228,7 +228,7 @@ class Local:
     def _settings_of(self, kind: WorkerKind) -> ServiceSettings:
         options = dict(self._options.get(kind, {}))
         if kind is WorkerKind.GATEWAY:
-            options["http_port"] = self._http_port
+            options |= {"http_port": self._http_port, "probe_models": True}
         serves = kind is WorkerKind.EXPERIENCE
         return ServiceSettings(
             kind=kind,

@@ -12,7 +12,7 @@ import psutil
 from paceline.errors import UnavailableError
 from paceline.files import locked
 from paceline.local import fork_server
-from paceline.local.fork_server import ForkServer, launch_shared
+from paceline.local.fork_server import PRELOADED, ForkServer, launch_shared
 from paceline.local.processes import ENVIRONMENT
 
 ON_CPU: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": ""}
@@ -29,7 +29,6 @@ def place_of(ranks: int) -> Mapping[str, str]:
 def share_fork_server(folder: Path) -> None:
     """Let the platforms of all test processes fork their services from one process."""
     from paceline.enums import WorkerKind
-    from paceline_controller.runtimes.process import PRELOADED
 
     if not fork_server.is_useful():
         return

@@ -12,7 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.errors import InvalidError
 from paceline.plugins import EngineRequest
+from paceline.sandbox.model_probe import problem
 from paceline_harness.models.families import (
+    NAMES,
     REFUSED_BY_ENGINE,
     SERVED,
     UNSHARED,
@@ -21,8 +23,9 @@ from paceline_harness.models.families import (
     save_family,
     tokens_of,
 )
-from paceline_rollout.engines.torch.model import TorchModel
+from paceline_rollout.engines.torch.model import TorchModel, read_config
 from paceline_rollout.engines.torch.probe import shares_prefixes
+from paceline_rollout.engines.torch.submit_probe import check
 
 TOLERANCE = 2e-4
 
@@ -51,6 +54,15 @@ async def test_sampled_log_probs_are_those_of_the_model(
         assert len(tokens) == len(request.tokens) + 2 * WINDOW
         expected = own_logprobs(model, tokens, len(request.tokens))
         assert found.logprobs(request.request_id) == pytest.approx(expected, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_the_configuration_alone_tells_whether_a_family_is_served(
+    family: str, tmp_path: Path
+) -> None:
+    config_of(family).save_pretrained(tmp_path)
+    why = problem(read_config, check, tmp_path)
+    assert bool(why) == (family in REFUSED_BY_ENGINE), why
 
 
 @pytest.mark.parametrize("family", REFUSED_BY_ENGINE)

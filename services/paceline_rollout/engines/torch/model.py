@@ -14,6 +14,7 @@ from transformers.initialization import no_init_weights
 
 from paceline.errors import InvalidError
 from paceline.models.families import max_positions
+from paceline.models.foreign_code import of_model
 from paceline.models.shallow import SERVED_LAYERS
 from paceline.plugins import WeightSnapshot
 from paceline.weights.names import CheckpointNames
@@ -34,9 +35,9 @@ class TorchModel(ForwardPasses):
         self, *, model_dir: Path, dtype: str, max_context: int, device: str, packed: bool = True
     ) -> None:
         """Raises `InvalidError` for a model whose log-probs this engine would not compute."""
-        config: Any = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+        config = read_config(model_dir)
         text: Any = config.get_text_config()
-        _check_layers(text)
+        check_layers(text)
         _check_positions(text, max_context)
         with _BUILD_LOCK:
             self._shares_prefixes = shares_prefixes(config, device)
@@ -77,6 +78,12 @@ class TorchModel(ForwardPasses):
         self._tensors.exchange(weights)
 
 
+def read_config(folder: Path) -> Any:
+    """The configuration in a folder; raises `InvalidError` for one that transformers refuses."""
+    with of_model("model.path: config.json"):
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
 def _token_bytes(text: Any, item: int) -> int:
     """Bytes of KV cache per token."""
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
@@ -84,7 +91,8 @@ def _token_bytes(text: Any, item: int) -> int:
     return 2 * item * int(text.num_hidden_layers) * int(heads) * int(size)
 
 
-def _check_layers(text: Any) -> None:
+def check_layers(text: Any) -> None:
+    """Raise `InvalidError` for kinds of layers that this engine lacks."""
     kinds = set(getattr(text, "layer_types", None) or {"full_attention"})
     if kinds - SERVED_LAYERS:
         unsupported = sorted(kinds - SERVED_LAYERS)[0]

@@ -9,14 +9,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from paceline.errors import InvalidError
-from paceline.models.shallow import shallow
+from paceline.models.foreign_code import of_model
+from paceline.models.shallow import fill_with_noise, with_few_tokens
 from paceline_rollout.engines.torch.cache import Block, SlotCache
 from paceline_rollout.engines.torch.forward import ATTENTION, ForwardPasses
 
 TOLERANCE = 1e-3
 _TOKENS = 20
 _PROMPT = 12
-_SIZES = {"vocab_size": 64, "sliding_window": 6, "attention_chunk_size": 6}  # at most
+_WINDOWS = {"sliding_window": 6, "attention_chunk_size": 6}  # at most
 
 
 def shares_prefixes(config: Any, device: str) -> bool:
@@ -29,13 +30,9 @@ def shares_prefixes(config: Any, device: str) -> bool:
         InvalidError: the engine's log-probs are not those of transformers' own code.
     """
     name = f"model type {config.model_type!r}"
-    try:
-        difference, shares = _compare(_reduced(config), device)
-    except (InvalidError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # the boundary to the code of any model, which may raise anything
-        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise InvalidError(f"{name}: the torch engine cannot compute it ({what})") from error
+    of_memory = (MemoryError, torch.OutOfMemoryError)
+    with of_model(f"{name}: the torch engine cannot compute it", unless=of_memory):
+        difference, shares = _compare(with_few_tokens(config, _WINDOWS), device)
     if not difference <= TOLERANCE:
         raise InvalidError(
             f"{name}: the torch engine's log-probs differ from the model's own by "
@@ -83,22 +80,5 @@ def _random_model(config: Any, device: str) -> Any:
         model: Any = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=ATTENTION, trust_remote_code=False
         )
-    generator = torch.Generator(device).manual_seed(0)
-    for value in model.parameters():
-        if value.dim() > 1:
-            value.normal_(std=value.shape[-1] ** -0.5, generator=generator)
-        else:
-            value.add_(0.1 * torch.empty_like(value).normal_(generator=generator))
+    fill_with_noise(model, torch.Generator(device).manual_seed(0))
     return model.eval()
-
-
-def _reduced(config: Any) -> Any:
-    cut = shallow(config)
-    text = cut.get_text_config()
-    for name, most in _SIZES.items():
-        size = getattr(text, name, None)
-        if isinstance(size, int) and size > most:
-            setattr(text, name, most)
-    if getattr(text, "pad_token_id", None) is not None:
-        text.pad_token_id = 0
-    return cut

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from paceline.code.wheels.held import Hold
 from paceline.code.wheels.sources import WheelSources
+from paceline.sandbox.hold import Hold
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What holds the processes that fetch and unpack wheels, applied by each to itself."""
+"""What holds a process that reads hostile input with code of ours, applied by itself."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from paceline.sandbox import landlock, seal, seccomp
 from paceline.sandbox.places import read_by_python
 
 _OPEN_FILES = 256
-_MEMORY_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Limits of one process; when its parent ends, it does."""
 
-    parent: int
+    parent: int  # 0: whichever it is by now
     file_bytes: int
     cpu_s: int
+    memory_bytes: int = 4 << 30  # of addresses
+    what: str = "what handles packages of jobs"
 
-    def apply(self, *, readable: Sequence[Path], changed: Path, has_network: bool) -> None:
+    def apply(
+        self, *, readable: Sequence[Path], changed: Path | None = None, has_network: bool = False
+    ) -> None:
         """Leave this process what Python needs, some more to read, and a folder to write in.
 
         Without a network it is sealed as programs are: it starts no process either. All that it
@@ -36,28 +39,28 @@ class Hold:
         seal.first_to_die()
         if landlock.abi() == 0:
             raise UnavailableError(
-                "this machine cannot contain what handles packages of jobs: its kernel has no "
-                "Landlock (Linux 5.13, `lsm=landlock,...`); see `paceline doctor`"
+                f"this machine cannot contain {self.what}: its kernel has no Landlock (Linux 5.13, "
+                "`lsm=landlock,...`); see `paceline doctor`"
             )
         try:
-            calls = b"" if has_network else _calls()
+            calls = b"" if has_network else _calls(files=changed is not None)
             rules = landlock.ruleset(
                 readable=[*read_by_python(), Path(sys.prefix, "pyvenv.cfg"), *readable],
                 writable=[Path("/dev/null")],
                 has_network=has_network,
             )
-            landlock.allow_changes(rules, changed)
+            if changed is not None:
+                landlock.allow_changes(rules, changed)
             seal.drop_capabilities()
             seal.apply(seal.Seals(rules, calls), self._limits(), own_user=False)
         except (OSError, ImportError) as error:  # libseccomp or pyseccomp is missing
             raise UnavailableError(
-                f"this machine cannot contain what handles packages of jobs: {error}; see "
-                "`paceline doctor`"
+                f"this machine cannot contain {self.what}: {error}; see `paceline doctor`"
             ) from None
 
     def _limits(self) -> dict[str, int]:
         return {
-            "memory_bytes": _MEMORY_BYTES,
+            "memory_bytes": self.memory_bytes,
             "output_bytes": self.file_bytes,
             "scratch_bytes": 0,
             "open_files": _OPEN_FILES,
@@ -65,6 +68,6 @@ class Hold:
         }
 
 
-def _calls() -> bytes:
+def _calls(*, files: bool) -> bytes:
     scoped = landlock.abi() >= landlock.SCOPES_ABI
-    return seccomp.compiled(signals_are_scoped=scoped, files=True)
+    return seccomp.compiled(signals_are_scoped=scoped, files=files)

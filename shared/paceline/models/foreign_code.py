@@ -1,0 +1,25 @@
+"""The boundary to the code of a model's family, which may raise anything."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from paceline.errors import InvalidError, PacelineError
+
+
+@contextmanager
+def of_model(what: str, *, unless: tuple[type[Exception], ...] = (MemoryError,)) -> Generator[None]:
+    """Name in one line what was raised within.
+
+    Raises:
+        InvalidError: `what`, with the error that it was; those of `unless` and our own stay.
+    """
+    try:
+        yield
+    except (PacelineError, *unless):
+        raise
+    except Exception as error:
+        cause = error.__cause__ or error
+        said = f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"
+        raise InvalidError(f"{what} ({said})") from error

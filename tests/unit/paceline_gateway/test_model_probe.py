@@ -1,0 +1,62 @@
+"""What a `config.json` describes is computed, with random weights, before its job is accepted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.local import fork_server
+from paceline.local.fork_server import PRELOADED
+from paceline.local.processes import Processes
+from paceline.sandbox import landlock
+from paceline_gateway.submit.probe import ModelProbe
+
+pytestmark = [
+    pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes"),
+    pytest.mark.skipif(not fork_server.is_useful(), reason="this machine has a GPU"),
+]
+LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """That of a controller whose fork server runs; its path is longer than a socket's may be."""
+    folder = tmp_path_factory.mktemp("long" * 30)
+    processes = Processes(folder=folder / "processes", logs=folder, preloaded=PRELOADED)
+    yield folder
+    processes.close()
+
+
+async def refusal(probe: ModelProbe, engine: str, config: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as refused:
+        await probe.check(json.dumps(config).encode(), engine)
+    return refused.value.message
+
+
+async def test_trainer_and_engine_say_what_they_cannot_compute(run_dir: Path) -> None:
+    probe = ModelProbe(run_dir)
+    await probe.check(json.dumps(LLAMA).encode(), "torch")
+    told = await refusal(probe, "torch", LLAMA | {"hidden_act": "wave"})
+    assert told.startswith("model.path: model type 'llama': this trainer cannot train it (")
+    assert "wave" in told
+    assert "the torch engine cannot compute it" in told
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_experts": 16, "head_dim": 16}
+    hybrid = {"model_type": "qwen3_next", "linear_num_value_heads": 16, **sizes}
+    assert "linear_attention" in await refusal(probe, "torch", hybrid)
+    await probe.check(json.dumps(hybrid).encode(), "sglang")  # which has such layers
+    assert "size (100)" in await refusal(
+        probe, "sglang", LLAMA | {"hidden_size": 100, "num_attention_heads": 3}
+    )
+    forked = [each for each in psutil.Process().children() if "fork_server" in each.cmdline()[3]]
+    assert len(forked) == 1
+    assert not forked[0].children()
+
+
+async def test_without_a_fork_server_a_new_process_is_asked(tmp_path: Path) -> None:
+    assert "`model_type`" in await refusal(ModelProbe(tmp_path), "simulated", {})
