@@ -16,6 +16,7 @@ GENERATORS = (
     "dev/operations.py",
     "dev/metrics_table.py",
     "dev/job_reference.py",
+    "dev/layer_tensors.py",
     "dev/pictures.py",
     "dev/plugin_pages.py",
     "dev/recipes_table.py",

@@ -12,13 +12,17 @@ import re
 import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 _MEMORY_BYTES = 1 << 30
 _CPU_S = 20
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_MOST_EXPERTS = 4096
 _DECLARED = (
     *("model_type", "vocab_size", "max_position_embeddings", "layer_types", "eos_token_id"),
-    *("num_experts", "num_local_experts", "n_routed_experts", "use_bidirectional_attention"),
+    *_EXPERTS,
+    "use_bidirectional_attention",
     *("n_shared_experts", "shared_expert_intermediate_size", "first_k_dense_replace"),
     "mlp_only_layers",
     *("rope_parameters", "rope_scaling", "original_max_position_embeddings"),
@@ -26,8 +30,11 @@ _DECLARED = (
     *("num_hidden_layers", "n_layer", "num_attention_heads"),
 )
 _MOST_CHARS = 16_384
+TENSORS = Path(__file__).with_name("layer_tensors.json")
+"""What each model of a family has at least: the ends of names outside of its layers, and the names
+within each layer, in files or as in memory; `dense`: of a layer without experts."""
 
-_UNIFORM = frozenset(
+UNIFORM = frozenset(
     {
         *("arcee", "cohere", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3_text"),
         *("glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "granite", "granitemoe"),
@@ -37,13 +44,13 @@ _UNIFORM = frozenset(
     }
 )
 """Values of `model_type` all of whose layers of a kind have the same tensors."""
-_LAYER = re.compile(r"(?:(.*?)\.)?(layers|h|blocks)\.(\d{1,6})\.(.+)")
+LAYER = re.compile(r"(?:(.*?)\.)?(layers|h|blocks)\.(\d{1,6})\.(.+)")
 # In names of parts that are no layers of the text model.
 _BESIDE = re.compile(r"vision|visual|vit|audio|speech|encoder|tower|image|video|talker|mtp")
 # Buffers, which some releases of transformers have saved.
-_BUFFER = re.compile(r"(inv_freq|position_ids|attn\.(masked_)?bias|attention\.(masked_)?bias)$")
-_EMBEDDING = re.compile(r"(?:.*\.)?(embed_tokens|wte|embed_in|word_embeddings)\.weight")
-_HEAD = re.compile(r"(?:.*\.)?(lm_head|embed_out)\.weight")
+_BUFFER = re.compile(r"(inv_freq|position_ids|(^|\.)(attn|attention)\.(masked_)?bias)$")
+EMBEDDING = re.compile(r"(?:.*\.)?(embed_tokens|wte|embed_in|word_embeddings)\.weight")
+HEAD = re.compile(r"(?:.*\.)?(lm_head|embed_out)\.weight")
 _WEIGHT = re.compile(r"(weight|bias|weight_packed|qzeros|_blocks)$")
 _FLOAT = re.compile(r"B?F\d")
 
@@ -102,7 +109,7 @@ def _headers(pieces: Iterable[bytes]) -> dict[str, Any]:
 
 def _remembered(name: str, tensor: dict[str, Any]) -> tuple[str, list[int]] | None:
     """Type and shape of the tensors for which they are compared; of others, none is kept."""
-    wanted = _EMBEDDING.fullmatch(name) or _HEAD.fullmatch(name)
+    wanted = EMBEDDING.fullmatch(name) or HEAD.fullmatch(name)
     dtype = str(tensor["dtype"])
     if wanted or not _FLOAT.match(dtype):
         return dtype, [int(size) for size in tensor["shape"]]
@@ -120,12 +127,12 @@ def _problems(text: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[s
 
     A tensor is None, or (type, shape) where these are known and may be wrong.
     """
-    uniform = str(text.get("model_type")) in _UNIFORM
+    uniform = str(text.get("model_type")) in UNIFORM
     own = {name: each for name, each in tensors.items() if not _BESIDE.search(name)}
     yield from _layer_problems(text, own, uniform=uniform)
     known = {name: each for name, each in own.items() if each is not None}
     for name, (_, shape) in known.items():
-        if _EMBEDDING.fullmatch(name) or _HEAD.fullmatch(name):
+        if EMBEDDING.fullmatch(name) or HEAD.fullmatch(name):
             yield from _shape_problems(text, name, shape, uniform=uniform)
     whole = [n for n, (dtype, _) in known.items() if not _FLOAT.match(dtype) and _is_weight(n)]
     if whole:
@@ -133,10 +140,12 @@ def _problems(text: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[s
             f"{whole[0]}{_more(whole)} is {known[whole[0]][0]}, which is no type of floats: "
             "quantised weights cannot be trained; allowed: F32, BF16 or F16"
         )
-    if uniform and own and not any(map(_EMBEDDING.fullmatch, own)):
+    if uniform and own and not any(map(EMBEDDING.fullmatch, own)):
         yield "the files have no embedding (such as model.embed_tokens.weight)"
+    if uniform and own:
+        yield from _outside(text, own)
     untied = uniform and own and text.get("tie_word_embeddings") is False
-    if untied and not any(map(_HEAD.fullmatch, own)):
+    if untied and not any(map(HEAD.fullmatch, own)):
         yield (
             "the files have no lm_head.weight, and config.json says that tie_word_embeddings is "
             "false"
@@ -166,14 +175,16 @@ def _layer_problems(
     if num is not None and uniform and not layers and any(True for _ in tensors):
         yield f"the files have no layers, but config.json says num_hidden_layers {num}"
     if uniform:
-        yield from _uneven(text, {at: each for at, each in layers.items() if at < (num or at + 1)})
+        own = {at: each for at, each in layers.items() if at < (num or at + 1)}
+        lacking = list(_lacking(text, own))
+        yield from lacking or _uneven(text, own)
 
 
 def _layers(tensors: Iterable[str]) -> dict[int, frozenset[str]] | None:
     """The tensors of each layer of the text model; None if it is not clear which they are."""
     found: dict[str, dict[int, set[str]]] = {}
     for name in tensors:
-        if (match := _LAYER.fullmatch(name)) and not _BUFFER.search(name):
+        if (match := LAYER.fullmatch(name)) and not _BUFFER.search(name):
             prefix, kind, at, rest = match.groups()
             found.setdefault(f"{prefix}.{kind}", {}).setdefault(int(at), set()).add(rest)
     most = max(map(len, found.values()), default=0)
@@ -181,6 +192,47 @@ def _layers(tensors: Iterable[str]) -> dict[int, frozenset[str]] | None:
     if len(longest) > 1:
         return None
     return {at: frozenset(each) for layers in longest for at, each in layers.items()}
+
+
+def _outside(text: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
+    """What every model of this family has beside layers, embedding and head."""
+    kind = str(text["model_type"])
+    ends = [name for name in names if not LAYER.fullmatch(name)]
+    for wanted in json.loads(TENSORS.read_bytes())[kind]["outer"]:
+        if not any(name == wanted or name.endswith(f".{wanted}") for name in ends):
+            yield f"the files lack {wanted}, which every {kind} model has"
+            return
+
+
+def _lacking(text: Mapping[str, Any], layers: Mapping[int, frozenset[str]]) -> Iterator[str]:
+    """What every model of this family has, and these layers lack."""
+    kind = str(text["model_type"])
+    row: dict[str, Any] = json.loads(TENSORS.read_bytes())[kind]
+    num_experts = min(_first_integer(text, *_EXPERTS) or 1, _MOST_EXPERTS)
+    forms = [list(_with_experts(form, num_experts)) for form in row["layer"]]
+    found: list[str] = []
+    for at, names in sorted(layers.items()):
+        allowed = [*forms, row["dense"]] if "dense" in row and _may_be_dense(text, at) else forms
+        likely = max(allowed, key=lambda form: sum(name in names for name in form))
+        found += (f"{name} of layer {at}" for name in likely if name not in names)
+    if found:
+        yield f"the files lack {found[0]}{_more(found)}, which every {kind} model has"
+
+
+def _with_experts(names: Iterable[str], num: int) -> Iterator[str]:
+    for name in names:
+        if "*" in name:
+            yield from (name.replace("*", str(at)) for at in range(num))
+        else:
+            yield name
+
+
+def _may_be_dense(text: Mapping[str, Any], at: int) -> bool:
+    """Whether a layer of Qwen's may be without experts, as transformers decides it."""
+    listed = text.get("mlp_only_layers")
+    step = _first_integer(text, "decoder_sparse_step") or 1
+    dense = isinstance(listed, list) and at in listed
+    return dense or (at + 1) % step != 0 or _first_integer(text, "num_experts") == 0
 
 
 def _uneven(text: Mapping[str, Any], layers: Mapping[int, frozenset[str]]) -> Iterator[str]:
