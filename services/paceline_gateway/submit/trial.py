@@ -16,7 +16,7 @@ from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import BusyError, ConfigError, InvalidError
 from paceline.plugins import Message, Observation, Replies
 from paceline.sandbox.sandbox import Sandbox
-from paceline.tokens.chat import RejectedMessagesError, Rendered
+from paceline.tokens.chat import RejectedMessagesError, Rendered, UnreadableTokenizerError
 from paceline.tokens.dialogue import DialogueState
 from paceline.tokens.steps import DialogueStep
 
@@ -71,8 +71,8 @@ class ModelTrial:
 
         `vocab_size`: what their `config.json` says; None: nothing.
 
-        Where tokenizers run in the process of the service, files that cannot be read are left to
-        workers, which refuse them.
+        Where tokenizers run in the process of the service, a tokenizer that cannot be read is left
+        to workers, which refuse it.
 
         Raises:
             ConfigError: that fails, or takes too much time or memory.
@@ -155,7 +155,7 @@ def _play(files: Mapping[str, bytes], observations: Sequence[Observation]) -> in
     async def hold() -> int:
         try:
             tokenizer = await LocalTokenizers().of("", read)
-        except InvalidError:
+        except UnreadableTokenizerError:
             return -1
         return await _hold_dialogue(tokenizer, observations)
 

@@ -16,6 +16,7 @@ from tokenizers.decoders import DecodeStream
 from paceline.enums import TokenSource
 from paceline.errors import InvalidError
 from paceline.plugins import Message
+from paceline.tokens.special import check_tokens, read_object, read_settings, texts_by_name
 from paceline.types import TokenSpan
 
 At = Callable[[str], None]
@@ -27,7 +28,11 @@ _RAISED = (
 )
 _BLANKS = ("\u2581", "\u0120", " ")  # of SentencePiece, of byte-level BPE
 _ANCHORS = (".", "a", "0", "\n")  # one of them is not joined with what follows
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+_GIVEN = {"messages", "tools", "xml_tools", "documents", "add_generation_prompt", "strftime_now"}
+
+
+class UnreadableTokenizerError(InvalidError):
+    """There is no `tokenizer.json`, or it cannot be read."""
 
 
 class RejectedMessagesError(InvalidError):
@@ -64,30 +69,31 @@ class Tokenizer:
         `at` is told which of them is read next, as it may not return.
 
         Raises:
-            InvalidError: tokenizer.json is missing or cannot be read.
+            UnreadableTokenizerError: tokenizer.json is missing or cannot be read.
+            InvalidError: other files do not fit to it, or the chat template cannot be read.
         """
         at(TOKENIZER)
         if "tokenizer.json" not in files:
-            raise InvalidError(
+            raise UnreadableTokenizerError(
                 "model.path: no tokenizer.json; save a fast tokenizer with "
                 "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
         try:
             fast = FastTokenizer.from_str(files["tokenizer.json"].decode())
         except Exception as error:  # tokenizers raises plain Exception
-            raise InvalidError(f"model.path: tokenizer.json cannot be read: {error}") from None
+            raise UnreadableTokenizerError(
+                f"model.path: tokenizer.json cannot be read: {error}"
+            ) from None
         fast.no_padding()
         fast.no_truncation()
-        config = {
-            **_json(files, "special_tokens_map.json"),
-            **_json(files, "tokenizer_config.json"),
-        }
-        special = {name: _content(config[name]) for name in _SPECIAL if config.get(name)}
-        templates = _templates(files, config)
+        settings = read_settings(files)
+        special = texts_by_name(settings)
+        templates = _templates(files, settings)
+        check_tokens(fast, files, settings, list(templates.values()))
         at(TEMPLATE)
         return cls(
             fast=fast,
-            special=special,
+            special={name: text for name, text in special.items() if name not in _GIVEN},
             template=templates.get("default", ""),
             tool_template=templates.get("tool_use", ""),
             eos=_eos(files, fast, special),
@@ -323,28 +329,19 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    if name not in files:
-        return {}
-    try:
-        found: dict[str, Any] = json.loads(files[name])
-    except ValueError as error:
-        raise InvalidError(f"model.path: {name} is not JSON: {error}") from None
-    return found
-
-
-def _content(token: Any) -> str:
-    """The text of a special token, given as a string or as an object with `content`."""
-    return str(token["content"] if isinstance(token, dict) else token)
-
-
 def _templates(files: Mapping[str, bytes], config: dict[str, Any]) -> dict[str, str]:
     """The chat templates by name; most models have only a default."""
     if "chat_template.jinja" in files:
         return {"default": files["chat_template.jinja"].decode()}
     found = config.get("chat_template") or ""
     if isinstance(found, list):
-        return {item["name"]: item["template"] for item in found}
+        named = {item["name"]: item["template"] for item in found}
+        if named and "default" not in named:
+            raise InvalidError(
+                f"model.path: tokenizer_config.json: chat_template has the names {sorted(named)}, "
+                "and none is 'default', which all dialogues without tools need"
+            )
+        return named
     return {"default": str(found)}
 
 
@@ -353,16 +350,22 @@ def _eos(
 ) -> tuple[int, ...]:
     """Tokens that end a turn: the model's own list and the tokenizer's end token."""
     name = "generation_config.json"
-    listed = _json(files, name).get("eos_token_id")
+    listed = read_object(files, name).get("eos_token_id")
     if listed is None:
         name = "config.json"
-        listed = _json(files, name).get("eos_token_id")
+        listed = read_object(files, name).get("eos_token_id")
     found: list[int] = [*listed] if isinstance(listed, list) else [] if listed is None else [listed]
     if not all(type(each) is int and each >= 0 for each in found):
         raise InvalidError(
             f"model.path: {name}: eos_token_id is {listed!r}; an id or a list of ids is needed"
         )
-    own = fast.token_to_id(special["eos_token"]) if "eos_token" in special else None
+    own = fast.token_to_id(special["eos_token"]) if special.get("eos_token") else None
+    if own is None and listed is None and special.get("eos_token"):
+        raise InvalidError(
+            f"model.path: tokenizer.json does not have the eos_token {special['eos_token']!r}, so "
+            "no turn of the policy would end; add the token, or eos_token_id to "
+            "generation_config.json"
+        )
     if own is not None and own not in found:
         found.append(own)
     return tuple(found)
