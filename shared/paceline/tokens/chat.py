@@ -57,6 +57,7 @@ class Tokenizer:
     ) -> None:
         """`tool_template`: for dialogues with tools, if the model has one of its own for them."""
         self._fast = fast
+        self._changes_ends = _changes_ends(fast)
         self._special = special
         self._template = _compile(template) if template else None
         self._tool_template = _compile(tool_template) if tool_template else self._template
@@ -181,8 +182,15 @@ class Tokenizer:
         it is tokenised behind a character.
 
         Raises:
-            InvalidError: the tokenizer joins the text with whatever it follows.
+            InvalidError: the tokenizer joins the text with whatever it follows, or changes the ends
+                of what it takes for a whole text.
         """
+        if self._changes_ends:
+            raise InvalidError(
+                "model.path: tokenizer.json: its normalizer changes the ends of a text (Strip, "
+                "Prepend), so that a dialogue in turns would have other tokens than its whole; "
+                "only tasks with one turn can be trained with it"
+            )
         if not self._prefixes_blank():
             return self.encoded(text)
         for anchor in _ANCHORS:
@@ -234,6 +242,15 @@ class Rendered:
     def __init__(self, tokens: tuple[int, ...], spans: tuple[TokenSpan, ...]) -> None:
         self.tokens = tokens
         self.spans = spans
+
+
+def _changes_ends(fast: FastTokenizer) -> bool:
+    """Whether text is normalised otherwise at its ends; a blank that is put before it is known."""
+    if fast.normalizer is None:
+        return False
+    alone, within = map(fast.normalizer.normalize_str, ("\n.\n", "q\n.\nq"))
+    within = within[within.startswith(_BLANKS) :].removeprefix("q").removesuffix("q")
+    return alone not in {within, *(blank + within for blank in _BLANKS)}
 
 
 def _for_template(message: Message) -> dict[str, Any]:

@@ -317,6 +317,35 @@ def test_plain_text_is_a_message_of_the_user(name: str) -> None:
             each.turn(tokenizer.encode("5<|im_end|>"))
 
 
+@pytest.mark.parametrize(
+    ("normalizer", "has_turns"),
+    [
+        (normalizers.Strip(), False),
+        (normalizers.Strip(left=False), False),
+        (normalizers.Prepend("x"), False),
+        (normalizers.Lowercase(), True),
+        (normalizers.Replace("\n", " "), True),
+        (normalizers.BertNormalizer(), True),
+    ],
+)
+def test_a_tokenizer_that_changes_the_ends_of_texts_has_one_turn(
+    normalizer: Any, has_turns: bool
+) -> None:
+    fast: Any = FastTokenizer.from_str(trained("bytes"))
+    fast.normalizer = normalizer
+    family = FAMILIES["no special tokens"]
+    config = {"chat_template": family.template}
+    files = {"tokenizer.json": fast.to_str(), "tokenizer_config.json": json.dumps(config)}
+    dialogue = Dialogue(Tokenizer.from_files({n: text.encode() for n, text in files.items()}))
+    assert dialogue.show(says("What?")).tokens
+    dialogue.turn(fast.encode("5").ids)
+    if has_turns:
+        assert dialogue.show(says("And now?")).tokens
+        return
+    with pytest.raises(InvalidError, match="its normalizer changes the ends of a text"):
+        dialogue.show(says("And now?"))
+
+
 def test_a_text_that_stands_for_turns_is_refused() -> None:
     dialogue = Dialogue(tokenizer_of(FAMILIES["chatml"], "bytes"))
     with pytest.raises(InvalidError, match="which is reserved"):
