@@ -35,7 +35,12 @@ def _row(kind: str) -> dict[str, Any]:
     dense = _common(_variants(kind, mlp_only_layers=[0, 1])) if "qwen" in kind else sparse
     outer, layer, memory = sparse
     forms = [layer, memory] if layer != memory else [layer]
-    row: dict[str, Any] = {"outer": sorted(outer), "layer": [sorted(form) for form in forms]}
+    tied = bool(AutoConfig.for_model(_TEXT_OF.get(kind, kind)).tie_word_embeddings)
+    row: dict[str, Any] = {
+        "tied": tied,
+        "outer": sorted(outer),
+        "layer": [sorted(form) for form in forms],
+    }
     return row if dense[1] == layer else {**row, "dense": sorted(dense[1])}
 
 

@@ -58,9 +58,24 @@ class WeightFiles:
         wanted = {id(each) for each in among}
         for names, value in _tensors(inner):
             if id(value) in wanted:
-                name = next(each for each in names if each in self._files)
+                name, *others = (each for each in names if each in self._files)
                 shared = isinstance(value, nn.Parameter) and value.dim() > 0
-                self._read(name, value, _rows(len(value), rank, world) if shared else None)
+                rows = _rows(len(value), rank, world) if shared else None
+                self._read(name, value, rows)
+                for other in others:
+                    self._check_same(name, value, other, rows)
+
+    @torch.no_grad()
+    def _check_same(self, name: str, value: Tensor, other: str, rows: slice | None) -> None:
+        """Files may have a tensor that is tied twice, but only as the same."""
+        again = torch.empty_like(value)
+        self._read(other, again, rows)
+        part = slice(None) if rows is None else rows
+        if not torch.equal(again[part], value[part]):
+            raise ConfigError(
+                f"model.path: {name} and {other} in {self._folder} differ, but config.json says "
+                "that they are one (tie_word_embeddings)"
+            )
 
     @torch.no_grad()
     def _read(self, name: str, value: Tensor, rows: slice | None) -> None:
@@ -102,7 +117,8 @@ def open_policy(
     try:
         config = read_config(folder)
         files = WeightFiles(folder)
-        inner = _build(config)
+        with of_model(f"model type {config.model_type!r}: this trainer cannot train it"):
+            inner = _build(config)
         if files.serves(inner):
             files.fill(inner, inner.buffers(), 0, 1)
             layouts, source = layouts_of(_example(files, config)), partial(files.fill, inner)
@@ -157,16 +173,18 @@ def _converted(path: str, config: Any) -> Any:
     Raises:
         ConfigError: some are in no file, which would stay random.
     """
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        path,
-        config=config,
-        dtype=torch.float32,
-        attn_implementation=NAME,
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
+    what = f"model.path: {path} has other tensors than its config.json describes"
+    with of_model(what, unless=(MemoryError, OSError, ValueError)):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=NAME,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
     inner, info = loaded
     if missing := sorted(info["missing_keys"]):
         others = sorted(info["unexpected_keys"])

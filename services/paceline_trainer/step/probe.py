@@ -53,6 +53,8 @@ def _layouts_of(policy: PolicyModel) -> tuple[Layout, ...]:
     expected = (
         torch.log_softmax(logits, -1).view(8, -1)[hidden_indices].gather(-1, targets[:, None])[:, 0]
     )
+    if not torch.isfinite(expected).all():
+        raise InvalidError(_not_finite(policy))
     if not torch.allclose(expected, recomputed, atol=TOLERANCE):
         raise InvalidError(
             f"model type {policy.config.model_type!r}: its logits are not a plain head over its "
@@ -64,6 +66,13 @@ def _layouts_of(policy: PolicyModel) -> tuple[Layout, ...]:
             "chance, and are not those of the engine; this trainer cannot train it"
         )
     return ("padded", "tree") if _takes_trees(policy, ids, targets, expected) else ("padded",)
+
+
+def _not_finite(policy: PolicyModel) -> str:
+    """What to say of log-probs that are no numbers."""
+    wrong = [name for name, value in policy.named_parameters() if not value.isfinite().all()]
+    why = f"{wrong[0]} has NaN or infinite values" if wrong else "by its configuration"
+    return f"model type {policy.config.model_type!r}: its log-probs are not finite: {why}"
 
 
 def _takes_trees(policy: PolicyModel, ids: Tensor, targets: Tensor, expected: Tensor) -> bool:

@@ -32,7 +32,8 @@ _DECLARED = (
 _MOST_CHARS = 16_384
 TENSORS = Path(__file__).with_name("layer_tensors.json")
 """What each model of a family has at least: the ends of names outside of its layers, and the names
-within each layer, in files or as in memory; `dense`: of a layer without experts."""
+within each layer, in files or as in memory; `dense`: of a layer without experts; `tied`: whether
+its head is its embedding if config.json does not say."""
 
 UNIFORM = frozenset(
     {
@@ -52,7 +53,10 @@ _BUFFER = re.compile(r"(inv_freq|position_ids|(^|\.)(attn|attention)\.(masked_)?
 EMBEDDING = re.compile(r"(?:.*\.)?(embed_tokens|wte|embed_in|word_embeddings)\.weight")
 HEAD = re.compile(r"(?:.*\.)?(lm_head|embed_out)\.weight")
 _WEIGHT = re.compile(r"(weight|bias|weight_packed|qzeros|_blocks)$")
-_FLOAT = re.compile(r"B?F\d")
+_FLOAT = re.compile(r"BF16|F16|F32|F64")
+# Of libraries that wrap a model, and of its layers when they have more than weights and biases.
+_WRAPPED = re.compile(r"(module|_orig_mod|_fsdp_wrapped_module|base_model)\.")
+_BESIDE_WEIGHT = re.compile(r".*_proj\.(?!(weight|bias)$).*")
 
 
 _UNREADABLE = (ValueError, KeyError, IndexError, AttributeError, TypeError, RecursionError)
@@ -142,14 +146,35 @@ def _problems(text: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[s
         )
     if uniform and own and not any(map(EMBEDDING.fullmatch, own)):
         yield "the files have no embedding (such as model.embed_tokens.weight)"
+    if other := [name for name in own if _WRAPPED.match(name)]:
+        yield (
+            f"{other[0]}{_more(other)} has the name of a wrapper ({other[0].partition('.')[0]}); "
+            "save the model itself"
+        )
+    if other := [name for name in own if _BESIDE_WEIGHT.fullmatch(name)]:
+        yield (
+            f"{other[0]}{_more(other)} is neither weight nor bias of a layer: merge adapters into "
+            "the weights, and dequantise these"
+        )
     if uniform and own:
         yield from _outside(text, own)
-    untied = uniform and own and text.get("tie_word_embeddings") is False
+    untied = uniform and own and not _is_tied(text)
     if untied and not any(map(HEAD.fullmatch, own)):
         yield (
-            "the files have no lm_head.weight, and config.json says that tie_word_embeddings is "
-            "false"
+            "the files have no lm_head.weight, and by config.json tie_word_embeddings is false "
+            "(what it says, or the default of its family)"
         )
+
+
+def _is_tied(text: Mapping[str, Any]) -> bool:
+    tied = text.get("tie_word_embeddings")
+    return bool(_row(text)["tied"]) if tied is None else tied is not False
+
+
+def _row(text: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of a family in `UNIFORM`."""
+    found: dict[str, Any] = json.loads(TENSORS.read_bytes())[str(text["model_type"])]
+    return found
 
 
 def _is_weight(name: str) -> bool:
@@ -198,7 +223,7 @@ def _outside(text: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
     """What every model of this family has beside layers, embedding and head."""
     kind = str(text["model_type"])
     ends = [name for name in names if not LAYER.fullmatch(name)]
-    for wanted in json.loads(TENSORS.read_bytes())[kind]["outer"]:
+    for wanted in _row(text)["outer"]:
         if not any(name == wanted or name.endswith(f".{wanted}") for name in ends):
             yield f"the files lack {wanted}, which every {kind} model has"
             return
@@ -207,7 +232,7 @@ def _outside(text: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
 def _lacking(text: Mapping[str, Any], layers: Mapping[int, frozenset[str]]) -> Iterator[str]:
     """What every model of this family has, and these layers lack."""
     kind = str(text["model_type"])
-    row: dict[str, Any] = json.loads(TENSORS.read_bytes())[kind]
+    row = _row(text)
     num_experts = min(_first_integer(text, *_EXPERTS) or 1, _MOST_EXPERTS)
     forms = [list(_with_experts(form, num_experts)) for form in row["layer"]]
     found: list[str] = []

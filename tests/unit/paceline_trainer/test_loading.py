@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, InvalidError
+from paceline_harness.models.families import save_family
 from paceline_trainer.step.loading import load_policy
 
 SLACK = 4 << 20  # allocator and small objects
@@ -103,3 +104,47 @@ def test_files_that_leave_weights_random_are_refused(tmp_path: Path, title: str)
     save_file(left, file, {"format": "pt"})
     with pytest.raises(ConfigError, match=r"lack \d+ tensors of the model that config\.json"):
         load_policy(str(tmp_path))
+
+
+def with_nan(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = torch.nan
+
+
+def with_another_head(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+
+
+def as_they_are(tensors: dict[str, torch.Tensor]) -> None:
+    """Nothing is changed."""
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "config", "told"),
+    [
+        ("llama", with_nan, {}, r"not finite: .*layers\.0\.mlp\.up_proj\.weight has NaN"),
+        ("llama_tied", with_another_head, {}, r"lm_head.weight .*differ, but .*tie_word_embeddin"),
+        ("qwen3_moe", as_they_are, {"moe_intermediate_size": 8}, "has other tensors than its con"),
+        ("smollm3", as_they_are, {"no_rope_layers": [1]}, r"cannot train it \(IndexError: list"),
+        ("llama", as_they_are, {"rms_norm_eps": "1e-6"}, "'rms_norm_eps' expected float"),
+    ],
+)
+def test_what_the_model_cannot_be_made_of_is_named(
+    family: str, change: Any, config: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    folder = save_family(family, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(text | config))
+    with pytest.raises(InvalidError, match=told):
+        load_policy(str(folder))
+
+
+def test_a_head_that_is_saved_beside_its_embedding_may_be_the_same(tmp_path: Path) -> None:
+    file = save_family("llama_tied", tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    twice = tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    save_file(twice, file, {"format": "pt"})
+    found = dict(load_policy(str(tmp_path)).named_parameters())
+    assert any(torch.equal(each, twice["lm_head.weight"]) for each in found.values())

@@ -100,7 +100,7 @@ FAULTS: dict[str, tuple[Callable[[Doc], None], str]] = {
     ),
     "the last norm": (without("model.norm.weight"), "the files lack norm.weight, which every"),
     "the embedding": (without("model.embed_tokens.weight"), "the files have no embedding"),
-    "the head": (without("lm_head.weight"), "the files have no lm_head.weight, and config.json"),
+    "the head": (without("lm_head.weight"), "the files have no lm_head.weight, and by config.json"),
     "fewer words": (
         put("model.embed_tokens.weight", "BF16", 99, 16),
         "model.embed_tokens.weight has the shape [99, 16], but config.json says vocab_size 100",
@@ -121,6 +121,22 @@ FAULTS: dict[str, tuple[Callable[[Doc], None], str]] = {
         put("model.layers.1.mlp.up_proj.weight", "I8", 16, 16),
         "model.layers.1.mlp.up_proj.weight is I8, which is no type of floats",
     ),
+    "small floats": (
+        put("model.layers.1.mlp.up_proj.weight", "F8_E4M3", 16, 16),
+        "model.layers.1.mlp.up_proj.weight is F8_E4M3, which is no type of floats",
+    ),
+    "a scale of small floats": (
+        put("model.layers.1.mlp.up_proj.weight_scale_inv", "F32", 1, 1),
+        "model.layers.1.mlp.up_proj.weight_scale_inv is neither weight nor bias of a layer",
+    ),
+    "an adapter": (
+        put("model.layers.0.self_attn.q_proj.lora_A.weight", "BF16", 2, 16),
+        "model.layers.0.self_attn.q_proj.lora_A.weight is neither weight nor bias of a layer",
+    ),
+    "a wrapper": (
+        put("_orig_mod.model.norm.weight", "BF16", 16),
+        "_orig_mod.model.norm.weight has the name of a wrapper (_orig_mod); save the model",
+    ),
     "packed integers": (
         put("model.layers.1.mlp.up_proj.qweight", "I32", 2, 16),
         "model.layers.1.mlp.up_proj.qweight is I32, which is no type of floats",
@@ -135,6 +151,15 @@ def test_what_does_not_fit_is_named(fault: str) -> None:
     assert problems(tensors) == []
     change(tensors)
     assert any(each.startswith(told) for each in problems(tensors)), problems(tensors)
+
+
+def test_the_head_may_be_missing_only_where_it_is_the_embedding() -> None:
+    tensors = llama()
+    del tensors["lm_head.weight"]
+    assert problems(tensors, tie_word_embeddings=True) == []
+    assert "the files have no lm_head" in problems(tensors, tie_word_embeddings=None)[0]
+    assert not ROWS["llama"]["tied"]
+    assert ROWS["gemma"]["tied"]
 
 
 def test_what_is_no_fault_is_accepted() -> None:
