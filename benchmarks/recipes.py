@@ -51,7 +51,7 @@ OWN: dict[str, dict[str, Any]] = {
     # As many episodes a step as the others, in groups as wide as that allows.
     "brorl": {"experience": {"batch_groups": 1, "group_size": 256}},
     # The vocabulary of the small model has only digits and signs. The recipe's own reward for the
-    # format adds 0.5 to all of its figures.
+    # format adds 1 to all of its figures.
     "prompt_augmentation": {
         "tasks": {
             "transform": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -63,6 +64,17 @@ def test_zero_variance() -> None:
     assert zero_variance(finished_group([1.0, 1.0, 1.0])) == Drop("zero_variance")
     assert zero_variance(finished_group([1.0, 0.0])) == Keep()
     assert zero_variance(finished_group([1.0])) == Keep()
+
+
+def test_variance_of_some_parts_does_not_count() -> None:
+    parts = {"right": [1.0, math.nan, 1.0], "short": [0.0, -0.5, 0.0]}
+    late = finished_group([1.0, 0.5, 1.0], parts=parts)
+    assert zero_variance(late) == Keep()
+    assert zero_variance(late, without=("short",)) == Drop("zero_variance")
+    assert zero_variance(late, without=("right",)) == Keep()
+    assert zero_variance(late, without=("right", "short")) == Keep()  # nothing else to go by
+    alone = finished_group([1.0, 0.5])  # the only part of a reward is not listed
+    assert zero_variance(alone, without=("short",)) == Keep()
 
 
 @given(REWARDS, st.integers(2, 14))

@@ -1,7 +1,8 @@
 """DARS: difficulty-adaptive rollout sampling (arXiv 2508.13755).
 
 The advantages of a group add up to most at medium accuracy, so hard prompts train too little. A
-second wave of episodes makes up for it. `dars_b` adds breadth: updates of the full batch.
+second wave of episodes makes up for it. `dars_b` adds breadth: updates of the full batch. As in
+the release, prompts without any success get the largest waves; `hopeless_share` bounds them.
 """
 
 from paceline.plugins import Method

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from paceline.methods.parts.group_statistics import check
 from paceline.plugins import Advantages, Context, EpisodeBatch, GroupOutcome
 
-_FLOOR = 1e-6
+_FLOOR = 1e-6  # of the variance
 Counts = tuple[float, float]  # successes and failures, both fading
 
 
@@ -23,6 +24,7 @@ def mssr(
     target_kl: float = 0.01,
     rule: str = "monotone",
     metric: str = "kl_behaviour",
+    window: int = 20,
     initial: float = 0.5,
     success: float = 0.5,
 ) -> Advantages:
@@ -35,8 +37,8 @@ def mssr(
     rates = np.array([_rate(_known(context.memory, task, unseen)) for task in batch.tasks.tolist()])
     off = rewards - rates
     if len(off) > 1:
-        off = (off - off.mean()) / max(float(off.std()), _FLOOR)
-    keep = forgetting(mean_kl(context.metrics, metric), target_kl, least, most, rule=rule)
+        off = (off - off.mean()) / math.sqrt(max(float(off.var()), _FLOOR))
+    keep = forgetting(mean_kl(context.metrics[-window:], metric), target_kl, least, most, rule=rule)
     changed: dict[str, Counts] = {}
     for outcome in context.outcomes:
         key = str(outcome.task)

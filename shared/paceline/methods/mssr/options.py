@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -23,7 +24,9 @@ class MssrOptions(StrictModel):
     """`monotone`: the larger the KL, the smaller the factor, as the paper says. `released`: as the
     code, whose factor rises with the KL up to the target and is the smallest above."""
     metric: str = Field(default="kl_behaviour", max_length=64)
-    """The number of the trainer that is taken as KL, as a mean over its last 20 steps."""
+    """The number of the trainer that is taken as KL; in the release that to the reference."""
+    window: int = Field(default=20, ge=1, le=20)
+    """Over how many of its last steps its mean is taken."""
     initial: float = Field(default=0.5, ge=0.0, le=1.0)
     """Success rate of a prompt that was never seen."""
     success: float = 0.5
@@ -36,7 +39,11 @@ class MssrOptions(StrictModel):
         return self
 
 
-@declares(needs=("entropy",))
+def _entropy(options: Mapping[str, Any]) -> tuple[str, ...]:
+    return () if options.get("entropy") == "sampled" else ("entropy",)
+
+
+@declares(needs=_entropy)
 class MssrEntropyOptions(StrictModel):
     """Options of `mssr_entropy`."""
 

@@ -32,7 +32,9 @@ def ui_s1(
     if variant == "released":
         own = index_of(groups)
         single = np.bincount(own)[own] == 1
-        found += episode * np.where(single, scores, _compared(scores, own, scale=scale))
+        found += episode * np.where(
+            single, scores / (1.0 + _EPS * scale), _compared(scores, own, scale=scale)
+        )
     else:
         count = len(batch.rewards)
         sums = np.zeros(count)

@@ -97,8 +97,8 @@ def test_a_plug_in_of_another_kind_replaces_that_of_the_recipe() -> None:
     job = JOB | {"recipe": "dapo", "trainer": {"objective": {"surrogate": "gspo"}}}
     objective = resolve_job(job).trainer.objective
     assert (objective.surrogate.kind, objective.surrogate.options) == ("gspo", {})
-    same = JOB | {"recipe": "dapo", "trainer": {"objective": {"surrogate": "ppo_clip"}}}
-    assert resolve_job(same).trainer.objective.surrogate.options == {"low": 0.2, "high": 0.28}
+    same = JOB | {"recipe": "cispo", "trainer": {"objective": {"surrogate": "cispo"}}}
+    assert resolve_job(same).trainer.objective.surrogate.options == {"low": 1.0, "high": 0.2}
 
 
 def test_a_list_of_the_job_replaces_that_of_the_recipe_but_rewards_are_added() -> None:
