@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli import job_commands, observing
+from paceline.cli.administration import options as administration
 from paceline.cli.measure import options as measuring
 from paceline.cli.terminal.printing import say
 from paceline.program import importing
@@ -172,8 +173,7 @@ def _add_remote(commands: Any) -> None:
     job_commands.add_replay(commands, _command, _add_gateway)
     job_commands.add_export(commands, _command, _add_gateway)
     observing.add(commands, _command, _add_gateway)
-    _add_access(commands)
-    _add_tenants(commands)
+    administration.add(commands, _command, _add_gateway)
     logs = _command(commands, "logs", "remote:logs", "show the logs of a run directory")
     logs.add_argument(
         "name", nargs="?", default="", help="process to show; lists the processes if omitted"
@@ -185,78 +185,6 @@ def _add_remote(commands: Any) -> None:
     _add_run_dir(
         logs, "default: PACELINE_RUN_DIR, else runs/local while it serves, else the last run's"
     )
-
-
-def _add_access(commands: Any) -> None:
-    tokens = commands.add_parser("tokens", help="create, list and revoke API tokens")
-    verbs = tokens.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    create = _command(verbs, "create", "access:create", "create a token and print it, once")
-    create.add_argument("name", metavar="NAME", help="owner, as shown in lists and the audit log")
-    create.add_argument(
-        "--role", default="submit", choices=("read", "submit", "admin"), help="default: submit"
-    )
-    create.add_argument("--tenant", default="", help="default: your own; '*': all tenants")
-    create.add_argument(
-        "--days", type=float, default=None, help="days until it expires; default: never"
-    )
-    create.add_argument(
-        "--no-code", action="store_true", help="jobs that it submits may bring no code"
-    )
-    listing = _command(verbs, "list", "access:list_tokens", "list tokens")
-    revoke = _command(verbs, "revoke", "access:revoke", "revoke a token")
-    revoke.add_argument("token", metavar="ID")
-    audit = _command(
-        commands, "audit-log", "access:audit_log", "show the audit log: who changed what"
-    )
-    audit.add_argument(
-        "-n", "--lines", type=int, default=50, help="number of newest entries (default: 50)"
-    )
-    audit.add_argument(
-        "--action", default="", help="e.g. job.submit, or job. for all actions on jobs"
-    )
-    audit.add_argument("--json", action="store_true", help="print one JSON object per line")
-    for command in (listing, audit):
-        command.add_argument("--tenant", default="", help="only this tenant")
-    for command in (create, listing, revoke, audit):
-        _add_gateway(command)
-
-
-def _add_tenants(commands: Any) -> None:
-    tenants = commands.add_parser("tenants", help="show and set quotas of tenants")
-    verbs = tenants.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    listing = _command(verbs, "list", "tenants:show", "list quotas and usage")
-    listing.add_argument("--tenant", default="", help="only this tenant")
-    change = _command(verbs, "set", "tenants:change", "set limits; others stay unchanged")
-    counts = {
-        "submitted": "unfinished jobs",
-        "jobs": "concurrently running jobs",
-        "rollout-workers": "rollout workers over all jobs",
-        "episodes": "episodes in flight over all jobs",
-        "stored-bytes": "size of the trajectories of all live jobs in the store",
-    }
-    for name, text in counts.items():
-        change.add_argument(f"--{name}", metavar="N", help=f"{text}; none: unlimited")
-    sizes = {
-        "spec": "a job file",
-        "model-files": "the small files of a job's model",
-        "code": "the packed code of a job",
-        "uploaded": "all code that is uploaded within a week",
-        "task": "a task",
-        "trajectory": "an episode",
-        "metrics": "the metrics of one trainer step",
-    }
-    for name, text in sizes.items():
-        change.add_argument(f"--{name}-bytes", metavar="N", help=f"maximum size of {text}")
-    change.add_argument(
-        "--weight", metavar="X", help="share of contended capacity, relative to other tenants"
-    )
-    reset = _command(
-        verbs, "reset", "tenants:reset", "reset the quota to the installation's default"
-    )
-    for command in (change, reset):
-        command.add_argument("tenant", metavar="NAME")
-    for command in (listing, change, reset):
-        _add_gateway(command)
 
 
 def _add_offline(commands: Any) -> None:

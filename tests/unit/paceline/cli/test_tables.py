@@ -19,10 +19,10 @@ from paceline.api.documents import (
 )
 from paceline.api.episodes import ListedEpisode
 from paceline.api.tenants import SIZES, TenantUsage
-from paceline.cli.access import audit_table, token_table
+from paceline.cli.administration.access import audit_table, token_table
+from paceline.cli.administration.tenants import count_table, size_table
 from paceline.cli.data import length_table
 from paceline.cli.remote import job_table
-from paceline.cli.tenants import count_table, size_table
 from paceline.cli.terminal.tables import Column, FittingTable
 from paceline.cli.top import screen
 from paceline.cli.trajectories import table_of

@@ -1,0 +1,1 @@
+"""Commands of administrators: tokens, the audit log, quotas of tenants."""
