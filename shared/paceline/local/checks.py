@@ -12,11 +12,13 @@ import importlib
 import json
 import multiprocessing
 import os
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Final
 
 from paceline.config import JobSpec
@@ -60,29 +62,36 @@ def findings(
     counts as unchecked.
     """
     deadline = time.monotonic() + timeout_s
-    children = [_started(module, spec, allowed) for module in modules]
     found = Findings()
-    for process, answers in children:
-        with answers:
-            if answers.poll(max(0.0, deadline - time.monotonic())):
-                found += _read(answers, process)
-            else:
-                found += _late(f"did not end within {timeout_s:g} s")
-        process.kill()
-        process.join()
+    # Outlives children that are killed, so that nothing of theirs does.
+    with tempfile.TemporaryDirectory(prefix="paceline-checks-", ignore_cleanup_errors=True) as own:
+        Path(own).chmod(0o755)  # programs in the sandbox may have another user
+        for process, answers in [_started(each, spec, allowed, own) for each in modules]:
+            with answers:
+                if answers.poll(max(0.0, deadline - time.monotonic())):
+                    found += _read(answers, process)
+                else:
+                    found += _late(f"did not end within {timeout_s:g} s")
+            process.kill()
+            process.join()
     return found
 
 
-def _started(module: str, spec: JobSpec, allowed: AllowedTargets) -> tuple[BaseProcess, Connection]:
+def _started(
+    module: str, spec: JobSpec, allowed: AllowedTargets, folder: str
+) -> tuple[BaseProcess, Connection]:
     ours, theirs = _FORKS.Pipe(duplex=False)
-    process = _FORKS.Process(target=_answer, args=(module, spec, allowed, theirs))
+    process = _FORKS.Process(target=_answer, args=(module, spec, allowed, folder, theirs))
     process.start()
     theirs.close()
     return process, ours
 
 
-def _answer(module: str, spec: JobSpec, allowed: AllowedTargets, sink: Connection) -> None:
+def _answer(
+    module: str, spec: JobSpec, allowed: AllowedTargets, folder: str, sink: Connection
+) -> None:
     """In the child: check, without a word from what is imported."""
+    tempfile.tempdir = folder
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)

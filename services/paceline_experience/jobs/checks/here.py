@@ -42,6 +42,7 @@ class Uploaded:
         """Packs the code; raises as `pack`."""
         self.spec = spec
         self._code: BinaryIO | None = None
+        self._indexes = tempfile.TemporaryDirectory(prefix="paceline-checks-")
         self.names: list[str] = []
         if spec.code is not None and spec.code.path:
             self._code = tempfile.TemporaryFile()  # noqa: SIM115  until `close`
@@ -63,7 +64,8 @@ class Uploaded:
         return self.names
 
     def close(self) -> None:
-        """Forget the archive."""
+        """Forget the archive, and indexes of rows."""
+        self._indexes.cleanup()
         if self._code is not None:
             self._code.close()
 
@@ -77,7 +79,8 @@ class Uploaded:
     async def of(self, spec: JobSpec) -> JobData:
         """Rows are read where plug-ins are tried."""
         path = spec.data.path if spec.data is not None else ""
-        return JobData(uploaded=path, allowed=EVERYWHERE, timeout_s=CALL_S)
+        cache = self._indexes.name
+        return JobData(uploaded=path, allowed=EVERYWHERE, cache=cache, timeout_s=CALL_S)
 
 
 class TriedHere:

@@ -46,7 +46,7 @@ async def test_a_slow_plug_in_import_blocks_nobody(
     def check(spec: JobSpec) -> None:
         raise InvalidError(f"{spec.name}: others ran: {others_ran.wait(PATIENCE_S)}")
 
-    monkeypatch.setattr("paceline_experience.jobs.service.check_plugins", check)
+    monkeypatch.setattr("paceline_experience.jobs.checks.submission.check_plugins", check)
     asyncio.get_running_loop().call_later(0.1, others_ran.set)
     with pytest.raises(InvalidError, match="others ran: True"):
         await sites(store, tmp_path).job_service.submit(worlds(store).spec, request_id="", files={})
