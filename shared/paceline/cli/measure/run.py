@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -18,7 +17,9 @@ from paceline.cli.measure.job import EvalTarget, of_job, of_model, target_of
 from paceline.cli.measure.results import document, table_of
 from paceline.cli.measure.rows import RowFile, check_path, rows_of
 from paceline.cli.progress import follow
-from paceline.cli.remote import DEFAULT_RUN_DIR, client_of, verdict
+from paceline.cli.remote import verdict
+from paceline.cli.target.clients import client_of, named_url
+from paceline.cli.target.run_dirs import live_url, named_run_dir, run_dir_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
@@ -26,7 +27,6 @@ from paceline.config import JobSpec
 from paceline.config.precision import with_dtype
 from paceline.enums import JobState, Purpose
 from paceline.errors import InvalidError, StateError
-from paceline.files import read_json
 from paceline.tokens.chat import Tokenizer
 from paceline.types import Trajectory
 
@@ -86,10 +86,10 @@ def _spec(client: Client, arguments: Namespace, target: EvalTarget) -> JobSpec:
 @contextmanager
 def _client(arguments: Namespace) -> Generator[Client]:
     """A client of the gateway that is named or runs already, else of one that is started here."""
-    named = arguments.url or (not arguments.run_dir and os.environ.get("PACELINE_URL"))
+    named = named_url(arguments)
     is_job = bool(target_of(arguments.target).job)
-    run_dir: Path | None = arguments.run_dir or (DEFAULT_RUN_DIR if is_job else None)
-    if named or (run_dir is not None and "http" in (read_json(run_dir / "gateway.json") or {})):
+    run_dir = run_dir_of(arguments) if is_job else named_run_dir(arguments)
+    if named or (run_dir is not None and live_url(run_dir)):
         with client_of(arguments) as client:
             yield client
         return
