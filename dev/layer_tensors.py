@@ -35,13 +35,22 @@ def _row(kind: str) -> dict[str, Any]:
     dense = _common(_variants(kind, mlp_only_layers=[0, 1])) if "qwen" in kind else sparse
     outer, layer, memory = sparse
     forms = [layer, memory] if layer != memory else [layer]
-    tied = bool(AutoConfig.for_model(_TEXT_OF.get(kind, kind)).tie_word_embeddings)
+    plain = AutoConfig.for_model(_TEXT_OF.get(kind, kind))
     row: dict[str, Any] = {
-        "tied": tied,
+        "tied": bool(plain.tie_word_embeddings),
+        "head_dim": _head_dim(kind),
+        "grouped": hasattr(plain, "num_key_value_heads"),
         "outer": sorted(outer),
         "layer": [sorted(form) for form in forms],
     }
     return row if dense[1] == layer else {**row, "dense": sorted(dense[1])}
+
+
+def _head_dim(kind: str) -> int | None:
+    """That of the family; None: it follows from the other sizes."""
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
+    found = getattr(AutoConfig.for_model(_TEXT_OF.get(kind, kind), **sizes), "head_dim", None)
+    return None if found == 12 else found
 
 
 def _common(variants: Iterable[Names]) -> Names:

@@ -70,7 +70,8 @@ def _layouts_of(policy: PolicyModel) -> tuple[Layout, ...]:
 
 def _not_finite(policy: PolicyModel) -> str:
     """What to say of log-probs that are no numbers."""
-    wrong = [name for name, value in policy.named_parameters() if not value.isfinite().all()]
+    named = policy.inner.named_parameters()
+    wrong = [name for name, value in named if not value.isfinite().all()]
     why = f"{wrong[0]} has NaN or infinite values" if wrong else "by its configuration"
     return f"model type {policy.config.model_type!r}: its log-probs are not finite: {why}"
 

@@ -33,7 +33,7 @@ _MOST_CHARS = 16_384
 TENSORS = Path(__file__).with_name("layer_tensors.json")
 """What each model of a family has at least: the ends of names outside of its layers, and the names
 within each layer, in files or as in memory; `dense`: of a layer without experts; `tied`: whether
-its head is its embedding if config.json does not say."""
+its head is its embedding, and the size of its attention heads, if config.json does not say."""
 
 UNIFORM = frozenset(
     {
@@ -52,6 +52,7 @@ _BESIDE = re.compile(r"vision|visual|vit|audio|speech|encoder|tower|image|video|
 _BUFFER = re.compile(r"(inv_freq|position_ids|(^|\.)(attn|attention)\.(masked_)?bias)$")
 EMBEDDING = re.compile(r"(?:.*\.)?(embed_tokens|wte|embed_in|word_embeddings)\.weight")
 HEAD = re.compile(r"(?:.*\.)?(lm_head|embed_out)\.weight")
+_PROJECTION = re.compile(r"(?:.*\.)?(?:self_attn|mlp)\.(q|k|v|gate|up|down)_proj\.weight")
 _WEIGHT = re.compile(r"(weight|bias|weight_packed|qzeros|_blocks)$")
 _FLOAT = re.compile(r"BF16|F16|F32|F64")
 # Of libraries that wrap a model, and of its layers when they have more than weights and biases.
@@ -113,7 +114,7 @@ def _headers(pieces: Iterable[bytes]) -> dict[str, Any]:
 
 def _remembered(name: str, tensor: dict[str, Any]) -> tuple[str, list[int]] | None:
     """Type and shape of the tensors for which they are compared; of others, none is kept."""
-    wanted = EMBEDDING.fullmatch(name) or HEAD.fullmatch(name)
+    wanted = any(each.fullmatch(name) for each in (EMBEDDING, HEAD, _PROJECTION))
     dtype = str(tensor["dtype"])
     if wanted or not _FLOAT.match(dtype):
         return dtype, [int(size) for size in tensor["shape"]]
@@ -138,6 +139,8 @@ def _problems(text: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[s
     for name, (_, shape) in known.items():
         if EMBEDDING.fullmatch(name) or HEAD.fullmatch(name):
             yield from _shape_problems(text, name, shape, uniform=uniform)
+    if uniform:
+        yield from _projection_problems(text, {name: shape for name, (_, shape) in known.items()})
     whole = [n for n, (dtype, _) in known.items() if not _FLOAT.match(dtype) and _is_weight(n)]
     if whole:
         yield (
@@ -286,6 +289,44 @@ def _shape_problems(
         yield f"{what} vocab_size {vocab_size}"
     elif uniform and hidden_size not in (None, width) and "word_embed_proj_dim" not in text:
         yield f"{what} hidden_size {hidden_size}"
+
+
+def _projection_problems(
+    text: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]
+) -> Iterator[str]:
+    """The first layer that has other heads or another width between its attention."""
+    hidden, inner, heads, kv_heads, head_dim = (
+        _first_integer(text, name)
+        for name in (
+            *("hidden_size", "intermediate_size", "num_attention_heads"),
+            *("num_key_value_heads", "head_dim"),
+        )
+    )
+    row = _row(text)
+    if hidden and heads:
+        head_dim = head_dim or row["head_dim"] or hidden // heads
+    key = (kv_heads if row["grouped"] else heads), head_dim
+    gate = inner, 1
+    rows = {
+        "q": (heads, head_dim),
+        "k": key,
+        "v": key,
+        "gate": gate,
+        "up": gate,
+        "down": (hidden, 1),
+    }
+    for name, shape in shapes.items():
+        if match := _PROJECTION.fullmatch(name):
+            num, size = rows[match.group(1)]
+            columns = inner if match.group(1) == "down" else hidden
+            if num and size and columns and list(shape) != [num * size, columns]:
+                yield (
+                    f"{name} has the shape {list(shape)}, but by config.json (hidden_size "
+                    f"{hidden}, intermediate_size {inner}, num_attention_heads {heads}, "
+                    f"num_key_value_heads {kv_heads}, head_dim {head_dim}) it is "
+                    f"[{num * size}, {columns}]"
+                )
+                return
 
 
 def _text_part(config: bytes) -> dict[str, Any]:

@@ -218,6 +218,25 @@ def test_experts_that_are_in_no_layer_are_missed(
     assert any(told in each for each in found) if told else found == [], found
 
 
+@pytest.mark.parametrize(
+    ("family", "change", "told"),
+    [
+        ("llama", {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": None}, ""),
+        ("llama", {"num_attention_heads": 8}, "head_dim 8) it is [64, 32]"),
+        ("llama", {"num_key_value_heads": 4}, "k_proj.weight has the shape [16, 32], but by"),
+        ("llama", {"intermediate_size": 40}, "gate_proj.weight has the shape [48, 32], but by"),
+        ("qwen3", {"head_dim": None}, "head_dim 128) it is [512, 32]"),
+        ("gemma", {"head_dim": None}, "head_dim 256) it is [1024, 32]"),
+    ],
+)
+def test_heads_and_widths_are_those_of_config_json(family: str, change: Doc, told: str) -> None:
+    config = config_of(family)
+    tensors = {n: ("BF16", list(shape)) for n, shape in CheckpointNames(config).shapes.items()}
+    text = json.dumps(json.loads(config.to_json_string(use_diff=False)) | change).encode()
+    _, found = parse("headers", [text, b"{}", header(tensors)])
+    assert any(told in each for each in found) if told else found == [], found
+
+
 @pytest.mark.parametrize("family", NAMES)
 def test_the_files_of_transformers_are_accepted(family: str) -> None:
     config = config_of(family)
