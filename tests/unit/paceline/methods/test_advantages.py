@@ -1,4 +1,4 @@
-"""Values of advantages, checked against hand-computed ones."""
+"""Edges and invariants of GRPO, Dr. GRPO and RLOO; their values are in releases/."""
 
 from __future__ import annotations
 
@@ -19,27 +19,10 @@ from paceline.testing.advantages import episode_batch
 
 Advantage = Callable[..., Any]
 ALL: list[Advantage] = [grpo, dr_grpo, rloo]
-EXAMPLES = [
-    (grpo, [1.5, -0.5, -0.5, -0.5]),
-    (dr_grpo, [0.75, -0.25, -0.25, -0.25]),
-    (rloo, [1.0, -1 / 3, -1 / 3, -1 / 3]),
-]
 
 
 def run(estimate: Advantage, rewards: list[float], groups: list[int]) -> list[float]:
     return list(estimate(episode_batch(rewards, groups), Context(step=0, total_steps=1)))
-
-
-@pytest.mark.parametrize(("estimate", "expected"), EXAMPLES)
-def test_one_right_of_four(estimate: Advantage, expected: list[float]) -> None:
-    assert run(estimate, [1, 0, 0, 0], [0] * 4) == pytest.approx(expected, abs=4e-6)
-
-
-@pytest.mark.parametrize(("estimate", "expected"), EXAMPLES)
-def test_groups_do_not_mix(estimate: Advantage, expected: list[float]) -> None:
-    found = run(estimate, [5, 1, 5, 0, 5, 0, 5, 0], [9, 2, 9, 2, 9, 2, 9, 2])
-    assert found[1::2] == pytest.approx(expected, abs=4e-6)
-    assert found[::2] == [0.0] * 4
 
 
 @pytest.mark.parametrize("estimate", ALL)

@@ -131,7 +131,6 @@ class TestDars:
         ("options", "expected"),
         [
             ({"schedule": "equal_treatment"}, [24, 11, 3, 1, 0]),
-            ({"schedule": "hardness_weighted"}, [56, 24, 8, 3, 0]),
             ({"schedule": "equal_treatment", "with_std": True}, [9, 5, 2, 1, 0]),
             ({"schedule": "equal_treatment", "most": 64}, [27, 11, 3, 1, 0]),
         ],

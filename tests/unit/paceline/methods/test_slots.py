@@ -77,7 +77,6 @@ def gradient_of(tokens: TokenBatch, **slots: Any) -> list[float]:
         ({"aggregation": "seq_mean_token_sum"}, -0.503265),
         ({"aggregation": "seq_mean_token_mean"}, -0.017755),
         ({"aggregation": {"kind": "seq_mean_token_sum_norm", "norm": 3}}, -0.167755),
-        ({"surrogate": {"kind": "ppo_clip", "high": 0.28}}, -0.205587),
         ({"corrections": [{"kind": "behaviour_weight", "upper": None}]}, 0.070367),
         (
             {"corrections": [{"kind": "behaviour_weight", "upper": 2.0, "action": "clamp"}]},
@@ -91,7 +90,6 @@ def gradient_of(tokens: TokenBatch, **slots: Any) -> list[float]:
             },
             -0.455698,
         ),
-        ({"corrections": ["tis"]}, -0.044558),
         (
             {
                 "corrections": [{"kind": "mis", "level": "sequence", "upper": 2.0}],
@@ -99,45 +97,16 @@ def gradient_of(tokens: TokenBatch, **slots: Any) -> list[float]:
             },
             -0.935510,
         ),
-        ({"surrogate": "gspo", "aggregation": "seq_mean_token_mean"}, 0.047431),
-        ({"surrogate": "cispo"}, 0.254923),
     ],
 )
 def test_worked_losses(slots: dict[str, Any], expected: float) -> None:
     assert loss_of(**slots).value.item() == pytest.approx(expected, abs=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("slots", "expected"),
-    [
-        ({}, [0.0, -0.2, -0.121306, 0.2, 0.0]),
-        ({"surrogate": "cispo"}, [-0.24, -0.2, -0.121306, 0.2, 0.134064]),
-        ({"surrogate": "reinforce"}, [-0.2, -0.2, -0.2, 0.2, 0.2]),
-        (
-            {"surrogate": "gspo", "aggregation": "seq_mean_token_mean"},
-            [-0.150806, -0.150806, -0.150806, 0.0, 0.0],
-        ),
-    ],
-)
-def test_worked_gradients(slots: dict[str, Any], expected: list[float]) -> None:
-    assert gradient_of(batch(), **slots) == pytest.approx(expected, abs=1e-6)
-
-
 def test_around_the_behaviour_policy() -> None:
     tokens = batch()
     around = batch(proximal=tokens.behaviour)
     assert loss_of(around).value.item() == pytest.approx(0.025107, abs=1e-6)
-
-
-def test_dual_clip_bounds_bad_tokens_only() -> None:
-    tokens = batch(
-        (2,), logprobs=[0.5, 0.5], proximal=[-1.0, -1.0], behaviour=[-1.0, -1.0],
-        advantages=[-1.0, 1.0],
-    )  # fmt: skip
-    free = loss_of(tokens).value.item()
-    bounded = loss_of(tokens, surrogate={"kind": "ppo_clip", "dual_clip": 3.0}).value.item()
-    assert free == pytest.approx((4.481689 - 1.2) / 2, abs=1e-6)
-    assert bounded == pytest.approx((3.0 - 1.2) / 2, abs=1e-6)
 
 
 def weights_of(tokens: TokenBatch | None = None, **correction: Any) -> list[float]:
@@ -152,7 +121,6 @@ def weights_of(tokens: TokenBatch | None = None, **correction: Any) -> list[floa
 @pytest.mark.parametrize(
     ("correction", "expected"),
     [
-        ({"kind": "tis"}, [1.105171, 1.0, 0.818731, 1.0, 2.0]),
         ({"kind": "tis", "normalise": True}, [0.932807, 0.844038, 0.691040, 0.844038, 1.688077]),
         ({"kind": "tis", "level": "sequence"}, [0.904837] * 3 + [2.0] * 2),
         # verl divides by the mean over sequences here: (0.904837 + 2) / 2.
@@ -160,7 +128,6 @@ def weights_of(tokens: TokenBatch | None = None, **correction: Any) -> list[floa
             {"kind": "tis", "level": "sequence", "normalise": True},
             [0.622987] * 3 + [1.377013] * 2,
         ),
-        ({"kind": "icepop", "upper": 2.0}, [1.105171, 1.0, 0.818731, 1.0, 0.0]),
         ({"kind": "mis", "level": "geometric", "lower": 0.999, "upper": 1.001}, [0.0] * 5),
         ({"kind": "mis", "level": "geometric"}, [1.0] * 5),
         ({"kind": "mis", "level": "sequence"}, [1.0] * 3 + [0.0] * 2),
@@ -320,25 +287,6 @@ def test_recipes_correct_for_stale_episodes(name: str) -> None:
     assert trained.sum() > 6
     # A KL to the reference, which DART does not weight, takes a part in it.
     assert torch.corrcoef(torch.stack([change, moved[trained]]))[0, 1] > 0.85
-
-
-def test_grpo_with_a_reference() -> None:
-    tokens = batch(reference=[-1.0, -0.5, -1.5, -0.7, -1.4])
-    found = loss_of(
-        tokens,
-        aggregation="seq_mean_token_mean",
-        regularisers=[{"kind": "kl", "estimator": "k3", "coef": 0.04}],
-    )
-    assert found.value.item() == pytest.approx(-0.016764, abs=1e-6)
-
-
-def test_high_entropy_takes_exactly_its_share() -> None:
-    tokens = batch(
-        (3, 4),
-        logprobs=[-0.1] * 7, behaviour=[-0.1] * 7, proximal=[-0.1] * 7, advantages=[1.0] * 7,
-        entropy=torch.tensor([0.1, 2.0, 0.3, 1.5, 0.2, 0.05, 0.9]),
-    )  # fmt: skip
-    assert weights_of(tokens, kind="high_entropy") == [0, 1, 0, 1, 0, 0, 0]
 
 
 SURROGATES: list[dict[str, Any]] = [
