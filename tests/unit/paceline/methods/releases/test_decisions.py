@@ -162,6 +162,16 @@ def test_dart_brings_a_success_back() -> None:
 
 
 ASKED = Observation((Message("user", "12+34="),), text="12+34=")
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline", "gdpo", "ui_s1", "mssr"])
+def test_groups_of_equal_rewards_stay_where_they_have_advantages(name: str) -> None:
+    """None of their releases drops them; `zero_variance` is what a job has without a word."""
+    raw = JOB | {"recipe": name, "reward": ["exact"]}
+    assert drops(resolve_job(raw | {"recipe": "grpo"}), finished_group([1.0, 1.0]))
+    assert not drops(resolve_job(raw), finished_group([1.0, 1.0]))
+
+
 TAGGED = "<think>a</think><answer>46</answer>"
 
 
