@@ -117,13 +117,16 @@ def validate(model: type[Model], raw: Any) -> Model:
 def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Layer] = ()) -> str:
     """One line for each invalid field, naming the last layer that sets it."""
     lines: list[str] = []
+    listed = ""  # what is allowed, said once for neighbours
     found = error.errors(include_url=False)
     for item in found[:MAX_LINES]:
         where = _source(layers, item["loc"])
         where += ".".join(map(_part, item["loc"])) or model.__name__
         if item["type"] == "extra_forbidden":
             allowed = ", ".join(_siblings(model, item["loc"]))
-            lines.append(f"{where}: unknown field; allowed here: {allowed}")
+            also = "" if allowed == listed else f"; allowed here: {allowed}"
+            lines.append(f"{where}: unknown field{also}")
+            listed = allowed
         elif item["type"] == "missing":
             lines.append(f"{where}: is missing")
         else:

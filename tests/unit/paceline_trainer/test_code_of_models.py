@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from paceline.config.sections.lora import LoraSpec
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError, InvalidError, PacelineError
 from paceline_rollout.engines.sglang.layout import Layout
 from paceline_rollout.engines.torch.model import TorchModel
 from paceline_trainer.step.loading import open_policy
@@ -117,7 +117,7 @@ def test_no_code_of_a_model_runs(load: Load, changes: dict[str, Any], model: Pat
 
 def test_a_model_with_code_of_its_own_is_refused_as_such(model: Path) -> None:
     write_config(model, model_type="strangers", auto_map=MAP)
-    with pytest.raises(ConfigError, match="contains custom code"):
+    with pytest.raises(InvalidError, match="contains custom code"):
         open_policy(str(model))
     assert not (model.parent / "deed").exists()
 
