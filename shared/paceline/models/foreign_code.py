@@ -9,11 +9,14 @@ from paceline.errors import InvalidError, PacelineError
 
 
 @contextmanager
-def of_model(what: str, *, unless: tuple[type[Exception], ...] = (MemoryError,)) -> Generator[None]:
+def of_model(
+    what: str, *, unless: tuple[type[Exception], ...] = (MemoryError, PermissionError)
+) -> Generator[None]:
     """Name in one line what was raised within.
 
     Raises:
-        InvalidError: `what`, with the error that it was; those of `unless` and our own stay.
+        InvalidError: `what`, with the error that it was; those of `unless` and our own stay, by
+            default what no model is to blame for.
     """
     try:
         yield
