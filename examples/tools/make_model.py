@@ -108,7 +108,8 @@ def tokenizer_of(game: Game, played: Iterable[list[Move]]) -> PreTrainedTokenize
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (piece for turns in played for piece in TAG.split(text_of(chat_of(inner), turns)))
+    chat = chat_of(inner)  # which cannot be read while it is trained
+    texts = (piece for turns in played for piece in TAG.split(text_of(chat, turns)))
     inner.train_from_iterator(texts, trainer)
     inner.add_tokens([AddedToken(tag, special=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
