@@ -1,4 +1,4 @@
-"""How much memory a job needs, in words: of `validate`, `run` and `doctor`."""
+"""How much memory a job needs, in words: of `validate` and `doctor`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def total(found: Sequence[MemoryNeed]) -> int:
 
 
 def words(found: Sequence[MemoryNeed]) -> str:
-    """`at most 8.1 GiB: the trainer 4.3 GiB, 2 rollout workers 3.0 GiB each, …`."""
+    """`at most 8.1 GiB: the trainer 4.3 GiB, a rollout worker 1.5 GiB (each of 2), …`."""
     counts = Counter((need.process, need.num_bytes) for need in found)
     parts = [
         f"{process} {human_bytes(size)}" + (f" (each of {number})" if number > 1 else "")

@@ -257,7 +257,7 @@ def _pieces(client: Client, job: JobView, folder: Path | None) -> Pieces:
     try:
         from paceline.tokens.chat import Tokenizer
 
-        files = _files(client, job) if folder is None else _folder(folder)
+        files = tokenizer_files(client, job) if folder is None else _folder(folder)
         return Tokenizer.from_files(files).pieces
     except (ModuleNotFoundError, NotFoundError, InvalidError) as error:
         why = not_installed(error) if isinstance(error, ModuleNotFoundError) else error.message
@@ -265,7 +265,8 @@ def _pieces(client: Client, job: JobView, folder: Path | None) -> Pieces:
         return numbered
 
 
-def _files(client: Client, job: JobView) -> Mapping[str, bytes]:
+def tokenizer_files(client: Client, job: JobView) -> Mapping[str, bytes]:
+    """Files of the tokenizer that a job was accepted with, by name; none if it has none."""
     names = [name for name in _FILES if name in job.artifacts]
     return {name: client.get_model_file(job.status.job_id, name).text.encode() for name in names}
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
 from typing import Any
 
-Command = Callable[[Any, str, str, str], argparse.ArgumentParser]
-AddGateway = Callable[[argparse.ArgumentParser], None]
+from paceline.cli.job_commands import AddGateway
+from paceline.cli.observing import Command
 
 
 def add(commands: Any, command: Command, add_gateway: AddGateway) -> None:

@@ -22,6 +22,7 @@ from paceline.cli.target.clients import client_of, named_url
 from paceline.cli.target.run_dirs import live_url, named_run_dir, run_dir_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
+from paceline.cli.trajectories import tokenizer_files
 from paceline.client.client import Client
 from paceline.config import JobSpec
 from paceline.config.precision import with_dtype
@@ -30,7 +31,6 @@ from paceline.errors import InvalidError, StateError
 from paceline.tokens.chat import Tokenizer
 from paceline.types import Trajectory
 
-_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _PAGE = 100
 Row = dict[str, Any]
 
@@ -147,9 +147,7 @@ def _decoder(client: Client, job: JobView) -> Callable[[Sequence[int]], str]:
     Raises:
         InvalidError: it has none.
     """
-    names = [name for name in _FILES if name in job.artifacts]
-    if not names:
+    files = tokenizer_files(client, job)
+    if not files:
         raise InvalidError(f"job {job.status.job_id} has no tokenizer to decode its tokens with")
-    job_id = job.status.job_id
-    files = {name: client.get_model_file(job_id, name).text.encode() for name in names}
     return Tokenizer.from_files(files).decode
