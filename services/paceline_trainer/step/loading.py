@@ -174,7 +174,7 @@ def _converted(path: str, config: Any) -> Any:
         ConfigError: some are in no file, which would stay random.
     """
     what = f"model.path: {path} has other tensors than its config.json describes"
-    with of_model(what, unless=(MemoryError, OSError, ValueError)):
+    with of_model(what, unless=(OSError, ValueError)):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,

@@ -25,8 +25,7 @@ def layouts_of(policy: PolicyModel) -> tuple[Layout, ...]:
         InvalidError: the trainer's log-probs differ in any layout, or by chance.
     """
     name = f"model type {policy.config.model_type!r}"
-    of_memory = (MemoryError, torch.OutOfMemoryError)
-    with of_model(f"{name}: this trainer cannot train it", unless=of_memory):
+    with of_model(f"{name}: this trainer cannot train it", unless=(torch.OutOfMemoryError,)):
         return _layouts_of(policy)
 
 

@@ -7,20 +7,20 @@ from contextlib import contextmanager
 
 from paceline.errors import InvalidError, PacelineError
 
+_BLAMELESS = (MemoryError, PermissionError)  # of models: the machine, or a seal
+
 
 @contextmanager
-def of_model(
-    what: str, *, unless: tuple[type[Exception], ...] = (MemoryError, PermissionError)
-) -> Generator[None]:
+def of_model(what: str, *, unless: tuple[type[Exception], ...] = ()) -> Generator[None]:
     """Name in one line what was raised within.
 
     Raises:
-        InvalidError: `what`, with the error that it was; those of `unless` and our own stay, by
-            default what no model is to blame for.
+        InvalidError: `what`, with the error that it was; those of `unless`, our own, and what no
+            model is to blame for stay.
     """
     try:
         yield
-    except (PacelineError, *unless):
+    except (PacelineError, *_BLAMELESS, *unless):
         raise
     except Exception as error:
         cause = error.__cause__ or error

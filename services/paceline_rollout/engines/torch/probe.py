@@ -30,8 +30,7 @@ def shares_prefixes(config: Any, device: str) -> bool:
         InvalidError: the engine's log-probs are not those of transformers' own code.
     """
     name = f"model type {config.model_type!r}"
-    of_memory = (MemoryError, torch.OutOfMemoryError)
-    with of_model(f"{name}: the torch engine cannot compute it", unless=of_memory):
+    with of_model(f"{name}: the torch engine cannot compute it", unless=(torch.OutOfMemoryError,)):
         difference, shares = _compare(with_few_tokens(config, _WINDOWS), device)
     if not difference <= TOLERANCE:
         raise InvalidError(
