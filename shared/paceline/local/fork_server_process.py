@@ -21,6 +21,7 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ from paceline.program import importing, leaving
 
 LONGEST_COMMAND = 1024
 MAX_PACKET = 1 << 17
+_UCRED = struct.Struct("3i")  # process, user, group
 _ARG_START, _ARG_END = 47, 48  # fields of /proc/self/stat, from 0
 # Variables that are read when Python starts or a module is imported: a fork cannot change them.
 _READ_EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "HF_", "TRANSFORMERS_", "GRPC_")
@@ -92,12 +94,24 @@ class _Forks:
                     self._ended(descriptor)
                 elif self._listener is not None and descriptor == self._listener.fileno():
                     with suppress(BlockingIOError):  # who asked has gone
-                        self._connect(self._listener.accept()[0])
+                        self._accept(self._listener.accept()[0])
                 elif (connection := self._connections.get(descriptor)) is not None:
                     request = self._answer(connection)
                     if request is not None:
                         return request
         return None
+
+    def _accept(self, connection: socket.socket) -> None:
+        """Serve processes of this user that can be seen from here, so none of another container.
+
+        Containers may have a volume with the socket in common.
+        """
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        pid, user, _ = _UCRED.unpack(credentials)
+        if pid == 0 or user != os.geteuid():
+            connection.close()
+        else:
+            self._connect(connection)
 
     def _connect(self, connection: socket.socket) -> None:
         self._connections[connection.fileno()] = connection

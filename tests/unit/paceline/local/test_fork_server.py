@@ -354,3 +354,38 @@ def test_a_shared_server_ends_with_its_owner(tmp_path: Path) -> None:
         with pytest.raises(UnavailableError, match="no fork server at"):
             ForkServer.connect(path)
     shutil.rmtree(folder)
+
+
+CONTAINER = ["unshare", "-Ur", "--pid", "--fork", "--mount-proc", "--kill-child"]
+SERVES = """
+import os, sys
+from pathlib import Path
+from paceline.local.fork_server import launch_shared
+
+launch_shared(
+    ["json"], path=sys.argv[1], output=Path(os.devnull), environment=os.environ, owner=os.getpid()
+).wait()
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.run([*CONTAINER, "true"], capture_output=True).returncode != 0,
+    reason="needs namespaces",
+)
+def test_processes_of_other_containers_start_nothing(tmp_path: Path) -> None:
+    """A volume with the socket shows it to them; seen from its namespace they have no pid."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    path, deed = str(folder / "forks"), tmp_path / "deed"
+    container = subprocess.Popen([*CONTAINER, sys.executable, "-c", SERVES, path])
+    deadline = time.monotonic() + PATIENCE_S
+    while not Path(path).exists():
+        assert container.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    command = [sys.executable, "-P", "-m", "timeit", f"open({str(deed)!r}, 'w').close()"]
+    with (tmp_path / "out").open("wb") as out, pytest.raises(UnavailableError, match="has ended"):
+        ForkServer.connect(path).start(command, output=out, environment=os.environ)
+    container.kill()
+    container.wait()
+    shutil.rmtree(folder)
+    assert not deed.exists()
