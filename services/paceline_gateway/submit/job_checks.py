@@ -73,7 +73,7 @@ class JobChecks:
         for replies in sorted(replies_of(spec)):
             await self._trial.check(files, tenant, replies=replies, vocab_size=vocab_size)
         if self._probe is not None:
-            await self._probe.check(files["config.json"], spec.rollout.engine.kind)
+            await self._probe.check(files["config.json"], spec.rollout.engine.kind, tenant)
         return spec, files
 
     async def _find_model(self, spec: ModelSpec) -> FoundModel:

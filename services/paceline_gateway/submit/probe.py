@@ -13,12 +13,14 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
 from paceline.errors import ConfigError, UnavailableError
+from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.local import fork_server
 from paceline.local.fork_server import ForkedProcess, ForkServer
 from paceline.local.processes import environment_of
@@ -26,7 +28,8 @@ from paceline.sandbox.model_probe import MODULES, WRONG
 from paceline.telemetry.logs import Log
 
 _TIMEOUT_S = 60.0  # torch is imported where no fork server has
-_MOST_AT_ONCE = 2
+_MOST_AT_ONCE = 3
+_MOST_OF_TENANT = 2  # a trainer and an engine; another tenant need not wait for them
 _MOST_KNOWN = 1024
 _KEPT_BYTES = 1 << 16
 log = Log("probe")
@@ -39,7 +42,8 @@ class ModelProbe:
         """`run_dir`: that of the controller whose fork server has imported what they need."""
         shared = os.environ.get(fork_server.SHARED)
         self._forks = shared or str(run_dir / "processes" / fork_server.NAME)
-        self._places = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._places = FairQueue(_MOST_AT_ONCE, most_of_tenant=_MOST_OF_TENANT)
+        self._readers = ThreadPoolExecutor(_MOST_AT_ONCE, "probe")
         self._known: OrderedDict[tuple[str, str], str] = OrderedDict()  # why it is refused
 
     @property
@@ -47,7 +51,7 @@ class ModelProbe:
         """Whether torch is installed here."""
         return all(find_spec(name) is not None for name in ("torch", "transformers"))
 
-    async def check(self, config: bytes, engine: str) -> None:
+    async def check(self, config: bytes, engine: str, tenant: str) -> None:
         """Check what `config.json` describes, for the trainer and the engine of this kind.
 
         What cannot be tried here is left to their own starts.
@@ -58,15 +62,17 @@ class ModelProbe:
         if not self.is_possible:
             return
         kinds = [kind for kind in ("trainer", engine) if kind in MODULES]
-        found = await asyncio.gather(*(self._problem(MODULES[kind], config) for kind in kinds))
+        owner = QueueOwner(tenant)
+        found = await asyncio.gather(
+            *(self._problem(MODULES[kind], config, owner) for kind in kinds)
+        )
         if problems := list(filter(None, found)):
             raise ConfigError(f"model.path: {'; '.join(problems)}")
 
-    async def _problem(self, module: str, config: bytes) -> str:
+    async def _problem(self, module: str, config: bytes, owner: QueueOwner) -> str:
         name = module, hashlib.sha256(config).hexdigest()
         if name not in self._known:
-            async with self._places:
-                said = await asyncio.to_thread(self._ask, module, config)
+            said = await self._said(module, config, owner)
             try:
                 why = str(json.loads(said)[WRONG])
             except (ValueError, KeyError, TypeError):
@@ -76,6 +82,14 @@ class ModelProbe:
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
         return self._known[name]
+
+    async def _said(self, module: str, config: bytes, owner: QueueOwner) -> str:
+        """As `_ask`; a process of which nobody waits for the answer keeps its place."""
+        await self._places.acquire(owner)
+        loop = asyncio.get_running_loop()
+        asking = loop.run_in_executor(self._readers, self._ask, module, config)
+        asking.add_done_callback(lambda _: self._places.release(owner))
+        return await asyncio.shield(asking)
 
     def _ask(self, module: str, config: bytes) -> str:
         """The last line that the process has printed."""

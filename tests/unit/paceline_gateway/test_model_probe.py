@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 async def refusal(probe: ModelProbe, engine: str, config: dict[str, Any]) -> str:
     with pytest.raises(ConfigError) as refused:
-        await probe.check(json.dumps(config).encode(), engine)
+        await probe.check(json.dumps(config).encode(), engine, "a")
     return refused.value.message
 
 
@@ -51,7 +52,7 @@ async def test_trainer_and_engine_say_what_they_cannot_compute(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     probe = ModelProbe(run_dir)
-    await probe.check(json.dumps(LLAMA).encode(), "torch")
+    await probe.check(json.dumps(LLAMA).encode(), "torch", "a")
     told = await refusal(probe, "torch", LLAMA | {"hidden_act": "wave"})
     assert told.startswith("model.path: model type 'llama': this trainer cannot train it (")
     assert "wave" in told
@@ -59,7 +60,7 @@ async def test_trainer_and_engine_say_what_they_cannot_compute(
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_experts": 16, "head_dim": 16}
     hybrid = {"model_type": "qwen3_next", "linear_num_value_heads": 16, **sizes}
     assert "linear_attention" in await refusal(probe, "torch", hybrid)
-    await probe.check(json.dumps(hybrid).encode(), "sglang")  # which has such layers
+    await probe.check(json.dumps(hybrid).encode(), "sglang", "a")  # which has such layers
     assert "size (100)" in await refusal(
         probe, "sglang", LLAMA | {"hidden_size": 100, "num_attention_heads": 3}
     )
@@ -69,3 +70,26 @@ async def test_trainer_and_engine_say_what_they_cannot_compute(
 
 async def test_without_a_fork_server_a_new_process_is_asked(tmp_path: Path) -> None:
     assert "`model_type`" in await refusal(ModelProbe(tmp_path), "simulated", {})
+
+
+async def test_a_tenant_takes_no_places_of_others_even_if_it_does_not_wait_for_answers(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    probe = ModelProbe(run_dir)
+
+    def ask(number: int, tenant: str) -> asyncio.Task[None]:
+        config = json.dumps(LLAMA | {"max_position_embeddings": 100 + number}).encode()
+        return asyncio.create_task(probe.check(config, "torch", tenant))
+
+    most = 0
+    for number in range(8):
+        given_up = ask(number, "a")
+        await asyncio.sleep(0.05)
+        given_up.cancel()
+        most = max(most, len([*tmp_path.iterdir()]))
+    waiting = [ask(number, "a") for number in range(10, 16)]
+    await ask(20, "b")
+    assert not all(each.done() for each in waiting)
+    assert most == 2
+    await asyncio.gather(*waiting)
