@@ -25,8 +25,31 @@ from paceline_harness.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
 CODE = """
-import json, os, time
+import json, os, socket, time
 from paceline.plugins import Message, Variant
+
+def reaching(observation, context, *, secret):
+    attacks = {
+        "read": lambda: open(secret),
+        "list": lambda: os.listdir("/proc/self"),
+        "write": lambda: open(secret + ".more", "w"),
+        "change its code": lambda: open(__file__, "a"),
+        "fork": os.fork,
+        "execute": lambda: os.execv("/bin/true", ["true"]),
+        "signal": lambda: os.kill(os.getppid(), 0),
+        "connect": lambda: socket.create_connection(("127.0.0.1", 9)),
+        "connect to a path": lambda: socket.socket(socket.AF_UNIX),
+    }
+    done = []
+    for name, attack in attacks.items():
+        try:
+            attack()
+            done.append(name)
+        except ConnectionError:
+            done.append(name)
+        except OSError:
+            pass
+    return Variant(text=f"done: {done}")
 
 async def prefixed(observation, context, *, words="Think."):
     number = json.loads(context.task.payload)["number"]
@@ -119,6 +142,13 @@ async def test_what_it_does_wrong_is_told_with_its_field(
 ) -> None:
     with pytest.raises(InvalidError, match=f"tasks.transform: own:{name}: .*({told})"):
         await transform(name, **options)(FIRST, CONTEXT)
+
+
+async def test_it_reaches_no_file_process_or_network(transform: Made, tmp_path: Path) -> None:
+    """As the worlds of a job, which have the same processes."""
+    (tmp_path / "secret").write_text("of another job")
+    reaching = transform("reaching", secret=str(tmp_path / "secret"))
+    assert (await reaching(FIRST, CONTEXT)).observation.text == "done: []"
 
 
 async def test_one_that_hangs_or_ends_costs_its_own_call_only(transform: Made) -> None:
