@@ -124,6 +124,7 @@ REFUSED: dict[str, tuple[str, Callable[[Range], object]]] = {
     "address of no scheme": ("an address", lambda t: needing(t, "evil @ ../../evil-1.0.tar.gz")),
     "nested marker": ("METADATA", lambda t: needing(t, "evil; " + "(" * 5000 + "os_name")),
     "marker of no sense": ("METADATA", lambda t: needing(t, "evil; os_name ~= 'x'")),
+    "marker of two texts": ("METADATA", lambda t: needing(t, "evil; 'x' in 'y'")),
     "number of 5000 digits": ("METADATA", lambda t: needing(t, "evil==" + "1" * 5000)),
 }
 

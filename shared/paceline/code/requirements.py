@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.markers import UndefinedEnvironmentName
+from packaging.requirements import Requirement
 
 from paceline.errors import InvalidError
 
@@ -65,8 +66,12 @@ def _requirement(number: int, line: str) -> str:
         raise _invalid(number, line, why)
     try:
         parsed = Requirement(text)
-    except InvalidRequirement as error:
-        raise _invalid(number, line, str(error).partition("\n")[0]) from None
+        # Else only the resolver would find that versions or a marker make no sense.
+        parsed.specifier.contains("0")
+        if parsed.marker is not None:
+            parsed.marker.evaluate({"extra": ""})
+    except (ValueError, UndefinedEnvironmentName) as error:  # or a number of 5000 digits
+        raise _invalid(number, line, str(error).partition("\n")[0][:_SHOWN]) from None
     if parsed.url:
         raise _invalid(number, line, "addresses are not allowed; packages come from the index")
     return " ".join([str(parsed), *(f"--hash={each}" for each in hashes)])

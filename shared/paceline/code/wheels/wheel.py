@@ -11,6 +11,7 @@ from email.errors import MessageError
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from packaging.markers import UndefinedEnvironmentName
 from packaging.metadata import RawMetadata, parse_email
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -34,6 +35,8 @@ MOST_TAGS = 1000  # of a name; those that there are have a few dozen
 _SHOWN = 200
 _INFO = ".dist-info"
 _SINGLE = ("METADATA", "WHEEL", "RECORD")
+# Of `packaging`; a ValueError is also a number of 5000 digits.
+_UNREADABLE = (ValueError, MessageError, UndefinedEnvironmentName)
 _READ_WHOLE = ("WHEEL", "RECORD", "entry_points.txt")
 
 
@@ -98,7 +101,7 @@ class WheelMetadata:
             _check_identity(fields, name)
             requires = tuple(_requirement(text, name) for text in fields.get("requires_dist", ()))
             return cls(requires, SpecifierSet(fields.get("requires_python", "")))
-        except (ValueError, MessageError) as error:  # of `packaging`, or a number of 5000 digits
+        except _UNREADABLE as error:
             reason = str(error).partition("\n")[0][:_SHOWN]
             raise MetadataError(f"{name.file}: METADATA: {reason}") from None
 

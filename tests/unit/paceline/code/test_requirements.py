@@ -52,6 +52,9 @@ def test_names_versions_markers_and_hashes_are_taken() -> None:
         ("${SECRET}", "variables are not allowed"),
         ("sympy >", "Expected"),
         ("two words", "Expected"),
+        ("sympy; os_name ~= 'x'", "Undefined"),
+        ("sympy; 'x' in 'y'", "'x'"),
+        ("sympy==" + "1" * 5000, "4300 digits"),
     ],
 )
 def test_what_says_where_packages_come_from_is_refused_with_its_line(line: str, why: str) -> None:
