@@ -1,13 +1,16 @@
-"""Shares slots fairly: among tenants first, then among the jobs of a tenant."""
+"""Shares slots and threads fairly: among tenants first, then among the jobs of a tenant."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Result = TypeVar("Result")
 
 
 class QueueOwner(NamedTuple):
@@ -108,3 +111,19 @@ class FairQueue:
 
     def _usages(self, owner: QueueOwner) -> tuple[tuple[_Usage, str], tuple[_Usage, str]]:
         return (self._tenants, owner.tenant), (self._jobs, owner.job_id)
+
+
+class FairThreads:
+    """Threads for calls that block; nobody who sends many of them keeps another tenant waiting."""
+
+    def __init__(self, threads: int, name: str, *, most_of_tenant: int) -> None:
+        """`name`: of the threads. A tenant holds `most_of_tenant` of them at a time."""
+        self._slots = FairQueue(threads, most_of_tenant=most_of_tenant)
+        self._threads = ThreadPoolExecutor(threads, name)
+
+    async def run(self, owner: QueueOwner, call: Callable[[], Result]) -> Result:
+        """The result of a call; one whose caller gives up goes on, and keeps its thread."""
+        await self._slots.acquire(owner)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        running.add_done_callback(lambda _: self._slots.release(owner))
+        return await asyncio.shield(running)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.config import JobSpec
 from paceline.config.sections.model import ModelPlace, ModelSpec
 from paceline.errors import UnavailableError
+from paceline.fair_queue import FairThreads, QueueOwner
 from paceline.models.resolve import FoundModel, ModelResolver
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 from paceline_gateway.submit.checks import check_files, check_plugins, find_model, replies_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline_gateway.submit.probe import ModelProbe
 
 MODEL_S = 120.0
-MAX_MODEL_READERS = 4
+MAX_MODEL_READERS, MOST_OF_TENANT = 4, 3
 
 
 class JobChecks:
@@ -45,7 +45,7 @@ class JobChecks:
         self._probe = probe
         self._models = models
         self._allowed = allowed
-        self._readers = ThreadPoolExecutor(MAX_MODEL_READERS, "models")
+        self._readers = FairThreads(MAX_MODEL_READERS, "models", most_of_tenant=MOST_OF_TENANT)
 
     async def check_plugins(self, spec: JobSpec, tenant: str) -> None:
         """Raise `ConfigError` for plug-ins that may not be named or refuse their options."""
@@ -62,25 +62,23 @@ class JobChecks:
             ConfigError: the model cannot be trained, or not by this job.
             UnavailableError: it cannot be read for now.
         """
-        loop = asyncio.get_running_loop()
+        owner = QueueOwner(tenant)
         if files:
-            checked_files = partial(check_files, files, source="files")
-            files = await loop.run_in_executor(self._readers, checked_files)
+            files = await self._readers.run(owner, partial(check_files, files, source="files"))
         if not files or spec.model.place is not ModelPlace.FOLDER:
-            found = await self._find_model(spec.model)
+            found = await self._find_model(spec.model, owner)
             spec, files = spec.model_copy(update={"model": found.spec}), files or found.files
-        vocab_size = await loop.run_in_executor(self._readers, check_model_limits, spec, files)
+        limits = partial(check_model_limits, spec, files)
+        vocab_size = await self._readers.run(owner, limits)
         for replies in sorted(replies_of(spec)):
             await self._trial.check(files, tenant, replies=replies, vocab_size=vocab_size)
         if self._probe is not None:
             await self._probe.check(files["config.json"], spec.rollout.engine.kind, tenant)
         return spec, files
 
-    async def _find_model(self, spec: ModelSpec) -> FoundModel:
+    async def _find_model(self, spec: ModelSpec, owner: QueueOwner) -> FoundModel:
         """The model with its small files, read in threads that nothing else waits for."""
-        found = asyncio.get_running_loop().run_in_executor(
-            self._readers, find_model, spec, self._models
-        )
+        found = self._readers.run(owner, partial(find_model, spec, self._models))
         try:
             return await asyncio.wait_for(found, MODEL_S)
         except TimeoutError:

@@ -13,14 +13,14 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
 from paceline.errors import ConfigError, UnavailableError
-from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.fair_queue import FairThreads, QueueOwner
 from paceline.local import fork_server
 from paceline.local.fork_server import ForkedProcess, ForkServer
 from paceline.local.processes import environment_of
@@ -42,8 +42,7 @@ class ModelProbe:
         """`run_dir`: that of the controller whose fork server has imported what they need."""
         shared = os.environ.get(fork_server.SHARED)
         self._forks = shared or str(run_dir / "processes" / fork_server.NAME)
-        self._places = FairQueue(_MOST_AT_ONCE, most_of_tenant=_MOST_OF_TENANT)
-        self._readers = ThreadPoolExecutor(_MOST_AT_ONCE, "probe")
+        self._threads = FairThreads(_MOST_AT_ONCE, "probe", most_of_tenant=_MOST_OF_TENANT)
         self._known: OrderedDict[tuple[str, str], str] = OrderedDict()  # why it is refused
 
     @property
@@ -72,7 +71,7 @@ class ModelProbe:
     async def _problem(self, module: str, config: bytes, owner: QueueOwner) -> str:
         name = module, hashlib.sha256(config).hexdigest()
         if name not in self._known:
-            said = await self._said(module, config, owner)
+            said = await self._threads.run(owner, partial(self._ask, module, config))
             try:
                 why = str(json.loads(said)[WRONG])
             except (ValueError, KeyError, TypeError):
@@ -82,14 +81,6 @@ class ModelProbe:
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
         return self._known[name]
-
-    async def _said(self, module: str, config: bytes, owner: QueueOwner) -> str:
-        """As `_ask`; a process of which nobody waits for the answer keeps its place."""
-        await self._places.acquire(owner)
-        loop = asyncio.get_running_loop()
-        asking = loop.run_in_executor(self._readers, self._ask, module, config)
-        asking.add_done_callback(lambda _: self._places.release(owner))
-        return await asyncio.shield(asking)
 
     def _ask(self, module: str, config: bytes) -> str:
         """The last line that the process has printed."""

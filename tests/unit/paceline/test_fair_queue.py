@@ -1,10 +1,11 @@
 import asyncio
+import threading
 from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.fair_queue import FairQueue, FairThreads, QueueOwner
 from paceline_harness.patience import PATIENCE_S
 
 OWNERS = [
@@ -97,3 +98,24 @@ def test_places_are_never_lost_or_given_twice(
             await asyncio.gather(*(hold(OWNERS[0], 1) for _ in range(slots * 3)))
 
     asyncio.run(play())
+
+
+async def test_calls_that_nobody_waits_for_keep_their_threads_and_others_have_theirs() -> None:
+    threads, hanging, entered = FairThreads(3, "test", most_of_tenant=2), threading.Event(), 0
+
+    def hang() -> None:
+        nonlocal entered
+        entered += 1
+        hanging.wait()
+
+    given_up = [asyncio.create_task(threads.run(QueueOwner("a"), hang)) for _ in range(8)]
+    while entered < 2:
+        await asyncio.sleep(0.001)
+    for each in given_up[:4]:
+        each.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await threads.run(QueueOwner("b"), lambda: 7) == 7
+    assert entered == 2
+    hanging.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*given_up[4:])
