@@ -14,6 +14,7 @@ from paceline.config import JobSpec, parse_job
 from paceline.config.job import RewardSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.named import own_transform, problems
+from paceline.digest import number
 from paceline.enums import Purpose, TokenSource
 from paceline.errors import InvalidError
 from paceline.fair_queue import QueueOwner
@@ -111,8 +112,19 @@ class GroupContext:
         self.starts = dict(zip(assignment.indices, starts, strict=True)) if starts else {}
         self._rendered: dict[Any, _First | InvalidError] = {}
         self._rendering = asyncio.Lock()
+        self._texts: dict[tuple[int, ...], str] = {}  # of prompts
+        self._decoding = asyncio.Lock()
         self._shown: dict[Any, ShownVariant | InvalidError] = {}
         self._transforming = asyncio.Lock()
+
+    def sampling_of(self, index: int) -> SamplingParams:
+        """How an episode is sampled; its seed depends on its index, not on its attempt."""
+        seed = number(self.assignment.seed, index) >> 1
+        sampling = self.job.sampling_of(self.assignment, seed=seed)
+        start = self.starts.get(index)
+        if start is None or not start.temperature:
+            return sampling
+        return replace(sampling, temperature=start.temperature)
 
     def holders_of(self, observation: Observation) -> PrefixHolders:
         """The rollout workers that hold the prompt of a variant."""
@@ -175,6 +187,14 @@ class GroupContext:
         builder = TranscriptBuilder()
         builder.add_spans(tokens, spans)
         return builder
+
+    async def prompt_text(self, tokens: tuple[int, ...]) -> str:
+        """The text of a prompt, decoded once per group; raises as `JobTokenizer.turn_text`."""
+        async with self._decoding:
+            if tokens not in self._texts:
+                text = await self.job.tokenizer.turn_text(tokens, keep_special=True)
+                self._texts[tokens] = text
+            return self._texts[tokens]
 
     async def _render(self, key: Any, observation: Observation) -> _First | InvalidError:
         async with self._rendering:

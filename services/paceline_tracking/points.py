@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from paceline.enums import TokenSource
 from paceline.plugins import TrackedPoint, TrackedSample
 from paceline.progress import LedgerProgress
 from paceline.types import Trajectory, Worker
@@ -64,7 +63,8 @@ def prompt_of(trajectory: Trajectory) -> Sequence[int]:
     """The tokens before the first sampled one."""
     if not trajectory.transcripts:
         return ()
-    return trajectory.transcripts[0].tokens[: _first_policy_token(trajectory)]
+    first = trajectory.transcripts[0]
+    return first.tokens[: first.num_prompt_tokens]
 
 
 def sample_of(trajectory: Trajectory, *, prompt: str, staleness: int) -> TrackedSample:
@@ -72,7 +72,7 @@ def sample_of(trajectory: Trajectory, *, prompt: str, staleness: int) -> Tracked
     score = trajectory.score
     return TrackedSample(
         prompt=prompt[:MOST_CHARS],
-        response=trajectory.response_text[:MOST_CHARS],
+        response=(trajectory.completion_text or trajectory.response_text)[:MOST_CHARS],
         reward=score.reward,
         parts=dict(score.parts),
         version=trajectory.oldest_version,
@@ -80,12 +80,6 @@ def sample_of(trajectory: Trajectory, *, prompt: str, staleness: int) -> Tracked
         truncated=trajectory.truncated,
         episode=trajectory.episode_id,
     )
-
-
-def _first_policy_token(trajectory: Trajectory) -> int:
-    transcript = trajectory.transcripts[0]
-    starts = [span.start for span in transcript.spans if span.source is TokenSource.POLICY]
-    return min(starts, default=len(transcript.tokens))
 
 
 class Rates:

@@ -85,6 +85,12 @@ class Transcript:
         return len(self.logprobs)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens before the first one that the policy sampled; all of them without one."""
+        sampled = (span.start for span in self.spans if span.source is TokenSource.POLICY)
+        return next(sampled, len(self.tokens))
+
+    @property
     def oldest_version(self) -> int:
         """The oldest policy version in it; -1 without policy tokens."""
         return min((v.version for v in self.versions), default=-1)
@@ -144,6 +150,10 @@ class Trajectory:
     response_text: str = ""
     timing: Timing = field(default_factory=Timing)
     provenance: Provenance = field(default_factory=Provenance)
+    prompt_text: str = ""
+    """Text of the first transcript before its first policy token, with special tokens."""
+    completion_text: str = ""
+    """Text of the first transcript after its prompt; empty if it is `response_text`."""
 
     @property
     def episode_id(self) -> str:

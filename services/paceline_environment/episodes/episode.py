@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from paceline.digest import number
 from paceline.enums import FinishReason, ScoreStatus
 from paceline.errors import LimitError, PacelineError
 from paceline.plugins import Environment, Observation, StepResult
@@ -20,7 +19,6 @@ from paceline.tokens.transcript import TranscriptBuilder
 from paceline.types import (
     EpisodeProgress,
     Provenance,
-    SamplingParams,
     Score,
     Timing,
     Trajectory,
@@ -32,6 +30,7 @@ from paceline_environment.episodes.calls import EnvironmentCalls, loads_of
 from paceline_environment.episodes.resume import has_begun, resume_plan, unread_turns
 from paceline_environment.episodes.scoring import Scoring
 from paceline_environment.episodes.stages import Stages
+from paceline_environment.episodes.texts import texts_of
 from paceline_environment.episodes.turn import Turn, traced
 from paceline_environment.jobs import GroupContext, JobDialogue
 from paceline_environment.rollouts.failover import PolicyClient
@@ -88,7 +87,7 @@ class Episode:
         self._call = peers.calls.of(limit_s, task, loads, stages=self._stages)
         self._builder = TranscriptBuilder()
         self._start = group.starts.get(index)
-        self._sampling = sampling_of(group, index)
+        self._sampling = group.sampling_of(index)
         self._turn: Turn | None = None
         self._actions: list[str] = []
         self._said: list[Sequence[int]] = []  # tokens of each turn
@@ -141,7 +140,8 @@ class Episode:
         if score.status is ScoreStatus.INFRA_ERROR:
             raise ScoringFailedError(score.detail or "reward: infra_error")
         transcripts = await self._submitted(transcripts)
-        return self._trajectory(transcripts, score, self._peers.clock() - started)
+        texts = await texts_of(transcripts, self._group)
+        return self._trajectory(transcripts, score, texts, self._peers.clock() - started)
 
     async def reset(self) -> None:
         """Reset the environment and render its first observation, or resume from progress."""
@@ -408,7 +408,11 @@ class Episode:
         ]
 
     def _trajectory(
-        self, transcripts: tuple[Transcript, ...], score: Score, total_s: float
+        self,
+        transcripts: tuple[Transcript, ...],
+        score: Score,
+        texts: tuple[str, str],
+        total_s: float,
     ) -> Trajectory:
         assignment = self._group.assignment
         variant, meta = self._told()
@@ -426,6 +430,8 @@ class Episode:
             topology=self._job.spec.sampling.topology.kind,
             environment_reward=self.environment_reward,
             response_text=self._text,
+            prompt_text=texts[0],
+            completion_text=texts[1],
             timing=Timing(self._generate_s, self._environment_s, self._reward_s, total_s),
             provenance=Provenance(
                 environment_worker=self._peers.worker_id,
@@ -437,14 +443,3 @@ class Episode:
                 trace=self._span.traceparent,
             ),
         )
-
-
-def sampling_of(group: GroupContext, index: int) -> SamplingParams:
-    """Sampling parameters of an episode; the seed depends on group and index, not on attempt."""
-    assignment = group.assignment
-    seed = number(assignment.seed, index) >> 1
-    sampling = group.job.sampling_of(assignment, seed=seed)
-    start = group.starts.get(index)
-    if start is None or not start.temperature:
-        return sampling
-    return replace(sampling, temperature=start.temperature)

@@ -93,7 +93,8 @@ def _create(draft: Path) -> None:
 def _append(draft: Path, trajectories: Iterable[Mapping[str, Any]]) -> None:
     with draft.open("ab") as file:
         for each in trajectories:
-            file.write(to_json(each) + b"\n")
+            completion = each["completion_text"] or each["response_text"]
+            file.write(to_json({**each, "completion_text": completion}) + b"\n")
 
 
 def _publish(draft: Path, path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import takewhile
 from pathlib import Path
@@ -25,7 +25,7 @@ from paceline.cli.terminal.printing import say
 from paceline.cli.terminal.tables import Column, FittingTable
 from paceline.cli.terminal.tokens import Colouring, Pieces, legend, numbered, transcript_text
 from paceline.client.client import Client
-from paceline.enums import Purpose, TokenSource
+from paceline.enums import Purpose
 from paceline.errors import ConfigError, InvalidError, NotFoundError
 from paceline.extras import not_installed
 from paceline.text import visible
@@ -38,8 +38,6 @@ _TEXT = 60
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _JSON = TypeAdapter(ListedEpisode)
 _Key = tuple[str, int, int]
-Decoder = Callable[[Sequence[int]], str]
-"""The text of tokens."""
 
 
 def trajectories(arguments: Namespace) -> int:
@@ -153,9 +151,8 @@ def _show(
     client: Client, arguments: Namespace, found: Sequence[ListedEpisode], *, paged: bool = True
 ) -> None:
     if arguments.json:
-        text_of = _decoder(client, arguments) if _in_full(arguments) and found else None
         for each in found:  # ASCII: no byte of a model's text reaches the terminal as it is
-            say(json.dumps(as_json(each, text_of), allow_nan=True))
+            say(json.dumps(as_json(each), allow_nan=True))
         return
     console = SafeConsole()
     if not found:
@@ -172,21 +169,13 @@ def _show(
             console.print(episode_text(each, color=color, pieces=pieces), soft_wrap=True)
 
 
-def as_json(each: ListedEpisode, text_of: Decoder | None) -> dict[str, Any]:
-    """An episode; with its trajectory, also the text before the first token of the policy."""
+def as_json(each: ListedEpisode) -> dict[str, Any]:
+    """An episode; with its trajectory, also the text of its first transcript in two parts."""
     found: dict[str, Any] = _JSON.dump_python(each, mode="json")
-    if each.trajectory is not None and each.trajectory.transcripts:
-        first = each.trajectory.transcripts[0]
-        sampled = (span.start for span in first.spans if span.source is TokenSource.POLICY)
-        prompt = first.tokens[: next(sampled, len(first.tokens))]
-        found["prompt_text"] = None if text_of is None else text_of(prompt)
+    if (trajectory := each.trajectory) is not None:
+        found["prompt_text"] = trajectory.prompt_text
+        found["completion_text"] = trajectory.completion_text or trajectory.response_text
     return found
-
-
-def _decoder(client: Client, arguments: Namespace) -> Decoder | None:
-    """None where the tokenizer of the job's model cannot be had."""
-    pieces = _pieces(client, client.get(arguments.job), arguments.model)
-    return None if pieces is numbered else lambda tokens: "".join(pieces(tokens))
 
 
 def table_of(found: Iterable[ListedEpisode]) -> FittingTable:

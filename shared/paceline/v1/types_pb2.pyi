@@ -515,6 +515,8 @@ class Trajectory(_message.Message):
     RESPONSE_TEXT_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
+    PROMPT_TEXT_FIELD_NUMBER: _builtins.int
+    COMPLETION_TEXT_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     index: _builtins.int
     attempt: _builtins.int
@@ -525,6 +527,12 @@ class Trajectory(_message.Message):
     agent_id: _builtins.str
     environment_reward: _builtins.float
     response_text: _builtins.str
+    """of the last turn"""
+    prompt_text: _builtins.str
+    """Of the first transcript, with special tokens: the text before the first token of the policy,
+    and all text after it. The latter is empty if it is that of `response_text`.
+    """
+    completion_text: _builtins.str
     @_builtins.property
     def transcripts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Transcript]: ...
     @_builtins.property
@@ -553,10 +561,12 @@ class Trajectory(_message.Message):
         response_text: _builtins.str = ...,
         timing: Global___Timing | None = ...,
         provenance: Global___Provenance | None = ...,
+        prompt_text: _builtins.str = ...,
+        completion_text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance", "sampling", b"sampling", "score", b"score", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "attempt", b"attempt", "environment_reward", b"environment_reward", "group_id", b"group_id", "index", b"index", "provenance", b"provenance", "purpose", b"purpose", "response_text", b"response_text", "sampling", b"sampling", "score", b"score", "task_id", b"task_id", "timing", b"timing", "topology", b"topology", "transcripts", b"transcripts", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "attempt", b"attempt", "completion_text", b"completion_text", "environment_reward", b"environment_reward", "group_id", b"group_id", "index", b"index", "prompt_text", b"prompt_text", "provenance", b"provenance", "purpose", b"purpose", "response_text", b"response_text", "sampling", b"sampling", "score", b"score", "task_id", b"task_id", "timing", b"timing", "topology", b"topology", "transcripts", b"transcripts", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -81,6 +81,7 @@ async def test_right_answers_are_rewarded_with_one(staged: Any, until: Any, assi
     await until(lambda: stage.experience.trajectories)
     (trajectory,) = stage.experience.trajectories.values()
     assert trajectory.response_text == "46"
+    assert (trajectory.prompt_text, trajectory.completion_text) == ("12+34=", "")
     assert trajectory.environment_reward == trajectory.score.reward == 1.0
 
 
@@ -97,6 +98,10 @@ async def test_a_dialogue_keeps_its_tokens(staged: Any, until: Any, assign: Any)
     assert [s.source for s in transcript.spans].count(TokenSource.POLICY) == 3
     last = stage.rollouts[0].requests[-1]
     assert tuple(last.tokens) == transcript.tokens[: len(last.tokens)]
+    assert trajectory.prompt_text == "<|user|>q0</s><|assistant|>"
+    assert trajectory.completion_text == (
+        "1</s><|user|>q1</s><|assistant|></s><|user|>q2</s><|assistant|>"
+    )
     ends = transcript.tokens.count(EOS)
     assert ends == 6  # three asked, three answered: none twice
 

@@ -45,7 +45,7 @@ def rows_of(episode: Trajectory, *, job_id: str, decode: Decode) -> Iterator[tup
 def _row(episode: Trajectory, transcript: Transcript, place: Place, decode: Decode) -> Row:
     name, task, sample, number = place
     sampled = [span for span in transcript.spans if span.source is TokenSource.POLICY]
-    start = min((span.start for span in sampled), default=len(transcript.tokens))
+    start = transcript.num_prompt_tokens
     prompt, completion = transcript.tokens[:start], transcript.tokens[start:]
     mask = [0] * len(completion)
     for span in sampled:

@@ -162,10 +162,13 @@ def test_no_text_of_a_model_acts_on_the_terminal() -> None:
 
 def test_an_exported_episode_has_its_prompt_as_text() -> None:
     each = hostile_episode()
-    exported = episode_json(each, lambda tokens: "".join(words(tokens)))
-    assert exported["prompt_text"] == "<0><1>"  # before the first token of the policy
-    assert episode_json(each, None)["prompt_text"] is None
-    assert "prompt_text" not in episode_json(replace(each, trajectory=None), None)
+    assert each.trajectory is not None
+    said = replace(each.trajectory, prompt_text="1+2=", response_text="3")
+    exported = episode_json(replace(each, trajectory=said))
+    assert (exported["prompt_text"], exported["completion_text"]) == ("1+2=", "3")
+    several = replace(said, completion_text="3, really? 4")
+    assert episode_json(replace(each, trajectory=several))["completion_text"] == "3, really? 4"
+    assert "prompt_text" not in episode_json(replace(each, trajectory=None))
 
 
 def test_samples_of_a_step_are_followed_wherever_their_names_put_them() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,3 +65,22 @@ async def test_an_export_that_the_store_forgot_is_not_repeated(
     ]
     names = [(line["group_id"], line["index"]) for line in lines]
     assert len(names) == len(set(names)) == 4 * 4
+
+
+async def test_exported_episodes_have_their_texts(
+    store: Store, worlds: Worlds, tmp_path: Path
+) -> None:
+    world = worlds(store)
+    ledger = await world.started()
+    leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+    several = {"completion_text": "2, or<tool>3</tool>3", "response_text": "3"}
+    texts = [{"response_text": "3"}, several]
+    said = world.whole(leased)
+    await ledger.submit(
+        [replace(each, prompt_text="1+2=", **texts[each.index % 2]) for each in said]
+    )
+    await world.trained(ledger, 0)
+    assert await Exporter(tmp_path).export(ledger, name="final")
+    lines = map(json.loads, (tmp_path / "final.jsonl").read_text().splitlines())
+    written = {(each["prompt_text"], each["completion_text"]) for each in lines}
+    assert written == {("1+2=", "3"), ("1+2=", "2, or<tool>3</tool>3")}
