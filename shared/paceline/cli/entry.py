@@ -56,8 +56,8 @@ def main(argv: list[str] | None = None) -> int:
         with importing():
             handler = getattr(importlib.import_module(f"paceline.cli.{module}"), name)
         return int(handler(arguments))
-    except KeyboardInterrupt:
-        return _fail("interrupted", Exit.INTERRUPTED)
+    except KeyboardInterrupt as error:
+        return _fail(str(error) or "interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
         return Exit.OK
     except (UnavailableError, DeadlineError) as error:

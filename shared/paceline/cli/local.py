@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.api.documents import JobView
+from paceline.api.notebook import flattened
 from paceline.cli.check import (
     allowed_targets,
     check_all,
@@ -23,7 +24,7 @@ from paceline.cli.check import (
 )
 from paceline.cli.entry import Exit
 from paceline.cli.export import models_of
-from paceline.cli.progress import follow
+from paceline.cli.pausing import follow_or_pause, resume
 from paceline.cli.remote import all_jobs, verdict
 from paceline.cli.target.run_dirs import DEFAULT_RUN_DIR, named_run_dir, remember
 from paceline.cli.terminal.printing import say
@@ -49,8 +50,8 @@ from paceline.files import TOKEN_FILE, read_json
 from paceline.local.supervisor import Local
 from paceline.telemetry import logs
 
-CANCEL_TIMEOUT_S = 20.0
 RESULTS = ("summary.json", "metrics.jsonl")
+_SHOWN = 3  # fields
 LIVE = [state.value for state in JobState if not state.terminal]
 
 
@@ -84,14 +85,14 @@ def run(arguments: Namespace) -> int:
             client.upload(archive)
         if archives:  # the digests tell whether a job is the same
             spec = parse_job(prepared)
-        job_id = _same_live_job(client, spec) or client.submit(spec).status.job_id
+        job_id = _resumed(client, spec)
+        if not job_id:
+            if not arguments.again:
+                _check_finished(run_dir)
+            job_id = client.submit(spec).status.job_id
         if not arguments.quiet:
             say(f"job {job_id}; logs are in {run_dir / 'logs'}, and `paceline top` shows more")
-        try:
-            job = follow(client, job_id, quiet=arguments.quiet)
-        except KeyboardInterrupt:
-            _cancel(client, job_id)
-            raise
+        job = follow_or_pause(client, job_id, quiet=arguments.quiet)
     collect(run_dir, job)
     code = verdict(job)
     if code == Exit.OK:
@@ -101,16 +102,28 @@ def run(arguments: Namespace) -> int:
 
 def _check_unfinished(run_dir: Path) -> None:
     """Raise `StateError` if the newest job here has succeeded and none is left to resume."""
-    folders = [path for path in (run_dir / "jobs").glob("*/") if path.is_dir()]
-    summaries = {path.name: read_json(path / "summary.json") for path in folders}
-    if not summaries or not all(summaries.values()):
-        return  # nothing has run here, or a job is unfinished
-    newest = max(folders, key=lambda path: (path / "summary.json").stat().st_mtime).name
-    if (summaries[newest] or {}).get("state") == JobState.SUCCEEDED:
+    summaries = _summaries(run_dir)
+    if summaries and all(summaries.values()):
+        _check_finished(run_dir)
+
+
+def _check_finished(run_dir: Path) -> None:
+    """Raise `StateError` if the newest job here that has ended has succeeded."""
+    ended = {folder: summary for folder, summary in _summaries(run_dir).items() if summary}
+    if not ended:
+        return
+    newest = max(ended, key=lambda folder: (folder / "summary.json").stat().st_mtime)
+    if ended[newest].get("state") == JobState.SUCCEEDED:
         raise StateError(
-            f"{run_dir} has the results of job {newest}, which has succeeded; "
+            f"{run_dir} has the results of job {newest.name}, which has succeeded; "
             "choose another --run-dir, or train again here with --again"
         )
+
+
+def _summaries(run_dir: Path) -> dict[Path, dict[str, Any]]:
+    """Summaries of all jobs by folder; empty if a job has not ended."""
+    folders = [path for path in (run_dir / "jobs").glob("*/") if path.is_dir()]
+    return {path: read_json(path / "summary.json") or {} for path in folders}
 
 
 def collect(run_dir: Path, job: JobView) -> None:
@@ -195,28 +208,33 @@ def _tracing(arguments: Namespace) -> TracingSettings | None:
     return validate(TracingSettings, fields)
 
 
-def _same_live_job(client: Client, spec: JobSpec) -> str:
+def _resumed(client: Client, spec: JobSpec) -> str:
     """The id of an unfinished job with the same spec, which is resumed; empty if there is none."""
-    for job in all_jobs(client, LIVE):
-        with contextlib.suppress(PacelineError):
-            status = job.status
-            if status.name != spec.name or status.state is JobState.CANCELLING:
-                continue
-            if _as_submitted(parse_job(client.get(status.job_id).spec), spec) == spec:
-                say(f"resuming {job.status.job_id}", error=True)
-                return job.status.job_id
+    for status in (each.status for each in all_jobs(client, LIVE)):
+        if status.name != spec.name or status.state is JobState.CANCELLING:
+            continue
+        try:
+            job = client.get(status.job_id)
+            stored = _as_submitted(parse_job(job.spec), spec)
+        except PacelineError:  # it is gone, or cannot be read any more
+            continue
+        if stored == spec:
+            say(f"resuming {status.job_id} at step {status.step}", error=True)
+            resume(client, job)
+            return status.job_id
+        say(f"{status.job_id} is {status.state} here: {difference(stored, spec)}", error=True)
     return ""
+
+
+def difference(stored: JobSpec, spec: JobSpec) -> str:
+    """Why a job is not resumed but another one is started."""
+    before, now = (flattened(each.model_dump(mode="json")) for each in (stored, spec))
+    fields = [name for name in before | now if before.get(name) != now.get(name)]
+    more = f" and {len(fields) - _SHOWN} more fields" if len(fields) > _SHOWN else ""
+    return f"another {', '.join(fields[:_SHOWN])}{more} makes this a new job"
 
 
 def _as_submitted(found: JobSpec, spec: JobSpec) -> JobSpec:
     """A job without the pins that the gateway has added to its model, unless `spec` has some."""
     pins = {name: "" for name in ("revision", "digest") if not getattr(spec.model, name)}
     return found.model_copy(update={"model": found.model.model_copy(update=pins)})
-
-
-def _cancel(client: Client, job_id: str) -> None:
-    """Cancel a job, so that the next start in this run directory does not resume it."""
-    say("cancelling", error=True)
-    with contextlib.suppress(PacelineError):
-        client.cancel(job_id, reason="interrupted")
-        client.wait(job_id, timeout_s=CANCEL_TIMEOUT_S)

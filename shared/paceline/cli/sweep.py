@@ -6,9 +6,10 @@ import hashlib
 import json
 import re
 from argparse import Namespace
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,6 +19,7 @@ from paceline.api.documents import JobView, MetricRow
 from paceline.cli.check import allowed_targets, check, check_endpoints, read_job
 from paceline.cli.entry import Exit
 from paceline.cli.local import running
+from paceline.cli.pausing import follow_or_pause, resume
 from paceline.cli.progress import follow
 from paceline.cli.target.clients import client_of, named_url
 from paceline.cli.target.run_dirs import DEFAULT_RUN_DIR, live_url, named_run_dir, remember
@@ -36,6 +38,7 @@ _LAST_STEPS = 10
 _MOST_JOBS = 256
 _MOST_NAME = 53
 _DIGEST = 6
+Follow = Callable[[Client, str], JobView]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,8 @@ class SweptJob:
 def sweep(arguments: Namespace) -> int:
     """`paceline sweep JOB.yaml --seeds 3 --set a=1,2`."""
     settings = list(planned(arguments))
-    with _installation(arguments, settings) as client:
-        found = _run(client, settings, quiet=arguments.quiet)
+    with _installation(arguments, settings) as (client, follow_one):
+        found = _run(client, settings, follow_one)
     if arguments.json:
         for setting, jobs in zip(settings, found, strict=True):
             say(json.dumps(_as_json(setting, jobs)))
@@ -137,23 +140,36 @@ def spread(values: Sequence[float | None]) -> str:
 
 
 @contextmanager
-def _installation(arguments: Namespace, settings: Sequence[SweptSetting]) -> Generator[Client]:
-    """The server that is named or serves in the run directory; else one for this command."""
+def _installation(
+    arguments: Namespace, settings: Sequence[SweptSetting]
+) -> Generator[tuple[Client, Follow]]:
+    """The server that is named or serves in the run directory; else one for this command.
+
+    Jobs of a server go on when the command is interrupted; those of this command are paused.
+    """
     named = named_run_dir(arguments)
     if named_url(arguments) or live_url(named or DEFAULT_RUN_DIR):
         with client_of(arguments) as client:
             for each in settings:  # all at once: the server decides how many run together
                 for spec in each.specs:
                     _submit(client, spec)
-            yield client
+            yield client, partial(follow, quiet=arguments.quiet)
         return
     run_dir = named or Path("runs") / f"{settings[0].job}-sweep"
     with running(run_dir, arguments) as local, Client(local.url, token=local.token) as client:
         remember(run_dir)
-        yield client
+        yield client, partial(_follow_own, quiet=arguments.quiet)
 
 
-def _run(client: Client, settings: Sequence[SweptSetting], *, quiet: bool) -> list[list[SweptJob]]:
+def _follow_own(client: Client, job_id: str, *, quiet: bool) -> JobView:
+    """Follow a job of this command; one that an earlier command has left goes on first."""
+    resume(client, client.get(job_id))
+    return follow_or_pause(client, job_id, quiet=quiet)
+
+
+def _run(
+    client: Client, settings: Sequence[SweptSetting], follow_one: Follow
+) -> list[list[SweptJob]]:
     """Each job followed to its end, in order."""
     number, count = 0, sum(len(each.specs) for each in settings)
     found: list[list[SweptJob]] = []
@@ -163,7 +179,7 @@ def _run(client: Client, settings: Sequence[SweptSetting], *, quiet: bool) -> li
             number += 1
             job_id = _submit(client, spec).status.job_id
             say(f"{number}/{count}  {job_id}  {setting.label}, seed {spec.tasks.seed}", error=True)
-            job = follow(client, job_id, quiet=quiet)
+            job = follow_one(client, job_id)
             jobs.append(_result(job, client.history(job_id).rows))
             if (status := job.status).state is not JobState.SUCCEEDED:
                 say(f"{job_id} {status.state}: {status.reason}", error=True)

@@ -17,6 +17,7 @@ import yaml
 
 from paceline.cli.check import read_job
 from paceline.cli.entry import main
+from paceline.cli.local import difference
 from paceline.cli.replay import requests_of
 from paceline.cli.report import by_eval, curve, draw_rewards, read_metrics, smooth
 from paceline.enums import Purpose
@@ -411,3 +412,11 @@ def test_report(tmp_path: Path) -> None:
     draw_rewards(found, tmp_path / "reward.png", title="a")
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert smooth([1.0, 3.0, 5.0], width=2) == [1.0, 2.0, 4.0]
+
+
+def test_a_job_that_is_not_resumed_says_what_differs(job: Path) -> None:
+    with contextlib.chdir(job.parent):
+        stored = read_job(Path("job.yaml"), [])
+        other = read_job(Path("job.yaml"), ["trainer.optimizer.lr=1e-4", "sampling.max_tokens=3"])
+    said = difference(stored, other)
+    assert said == "another sampling.max_tokens, trainer.optimizer.lr makes this a new job"
