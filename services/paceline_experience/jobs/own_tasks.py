@@ -41,6 +41,7 @@ MAX_BYTES = 64 << 20  # of the tasks of a job, as JSON
 _FIELDS = ("task_id", "environment", "payload", "seed", "domain")
 _AT_A_TIME = 2  # lists of a tenant that are made
 _FOLLOW_S = 1.0
+_WORLD_S = 10.0  # for the import of a world, whose tasks are listed
 _KEEP_S = 5.0  # until the next job is looked after
 _ROW_BYTES = 64  # what a row costs besides its text
 
@@ -230,6 +231,8 @@ class OwnTasks:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     rows = await _ask(process, wanted)
+                if rows:
+                    await _check_world(process, wanted)
             except TimeoutError:
                 text = f"{target} did not list its tasks within {self._timeout_s:g} s"
                 raise InvalidError(f"{field}: {text}") from None
@@ -267,6 +270,15 @@ async def _ask(process: WorldProcess, wanted: _Listing) -> list[list[Any]]:
                 text = f"{answer['size']} tasks; at most {MAX_TASKS} are allowed"
                 raise InvalidError(f"{field}: {text}")
             return rows
+
+
+async def _check_world(process: WorldProcess, wanted: _Listing) -> None:
+    """Raise for worlds that cannot be made, as far as this process can tell in a moment."""
+    try:
+        async with asyncio.timeout(_WORLD_S):
+            await process.call(op="check_world", options=wanted.options)
+    except (TimeoutError, ProcessEndedError) as error:  # workers have more time and memory
+        log.warning("a world is not checked", target=wanted.target, error=error)
 
 
 def row_of(raw: Any) -> list[Any]:

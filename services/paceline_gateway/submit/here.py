@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from paceline.code.sealed import sandbox_for
@@ -16,22 +17,27 @@ from paceline.sandbox.sandbox import Sandbox
 from paceline_gateway.submit.job_checks import JobChecks
 from paceline_gateway.submit.trial import ModelTrial
 
+_HUB_S = 1.5
+
 
 async def found_in(spec: JobSpec, allowed: AllowedTargets, sandbox: Sandbox) -> Findings:
-    """What is wrong with a job; models of a hub or a store are not fetched.
+    """What is wrong with a job. A model of the hub has to be there; nothing of it is fetched.
 
     Raises:
         ConfigError: as `JobChecks`.
-        UnavailableError: its tokenizer cannot be tried here.
+        UnavailableError: its tokenizer cannot be tried here, or the hub does not answer.
     """
+    models = ModelResolver(ModelSettings(timeout_s=_HUB_S), run_dir=Path())
     checks = JobChecks(
         trial=ModelTrial(TokenizerSettings(), sandbox),
-        models=ModelResolver(ModelSettings(), run_dir=Path()),
+        models=models,
         allowed=allowed,
     )
     await checks.check_plugins(spec, spec.tenant)
     if spec.model.place is ModelPlace.FOLDER:
         await checks.check_model(spec, {}, spec.tenant)
+    if spec.model.place is ModelPlace.HUB:
+        await asyncio.to_thread(models.look_up, spec.model)
     return Findings()
 
 

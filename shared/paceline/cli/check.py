@@ -83,22 +83,31 @@ def show_recipe(arguments: Namespace) -> int:
 def read_job(path: Path, overrides: list[str], data: Path | None = None) -> JobSpec:
     """Read a job file; folders of a model, code and data on this machine become absolute.
 
-    Code and data lie relative to the job file; `data` replaces the latter.
+    Code and data lie relative to the job file, a model relative to the current folder or else to
+    the job file; `data` replaces that of the job.
     """
     spec = load_job(path, dict(override(text) for text in overrides))
     if data is not None:
         spec = spec.model_copy(update={"data": DataSpec(path=str(data.resolve()))})
     elif spec.data is not None and spec.data.path:
-        found = str((path.parent / spec.data.path).resolve())
+        found = str(_place(path.parent, spec.data.path))
         spec = spec.model_copy(update={"data": spec.data.model_copy(update={"path": found})})
     if spec.code is not None and spec.code.path:
-        code = spec.code.model_copy(update={"path": str((path.parent / spec.code.path).resolve())})
-        spec = spec.model_copy(update={"code": code})
-    folder = Path(spec.model.path)
-    if not is_folder(folder):
-        return spec
-    model = spec.model.model_copy(update={"path": str(folder.resolve())})
-    return spec.model_copy(update={"model": model})
+        found = str(_place(path.parent, spec.code.path))
+        spec = spec.model_copy(update={"code": spec.code.model_copy(update={"path": found})})
+    for near in (Path(), path.parent):
+        if is_folder(folder := _place(near, spec.model.path)):
+            model = spec.model.model_copy(update={"path": str(folder)})
+            return spec.model_copy(update={"model": model})
+    return spec
+
+
+def _place(near: Path, path: str) -> Path:
+    """The absolute path of one that is relative to a folder, or begins with `~`."""
+    try:
+        return (near / Path(path).expanduser()).resolve()
+    except (OSError, RuntimeError, ValueError):  # no such user, NUL, ...
+        return near / path
 
 
 def allowed_targets(arguments: Namespace) -> AllowedTargets:
@@ -178,7 +187,9 @@ def _model_problems(spec: ModelSpec) -> Iterator[str]:
     if spec.place is not ModelPlace.FOLDER:
         return
     if not is_folder(folder):
-        yield f"model.path: {folder} is not a folder"
+        is_relative = not spec.path.startswith(("/", "~"))
+        where = f" in {Path.cwd()}, nor beside the job file" if is_relative else ""
+        yield f"model.path: {spec.path} is not a folder{where}"
         return
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import inspect
 import json
 import os
@@ -98,6 +99,8 @@ class _Worlds:
         op = request["op"]
         if op == "tasks":
             yield from self._tasks(request)
+        elif op == "check_world":
+            yield self._checked(request["options"])
         elif op == "load":
             self._world_maker()
             yield {}
@@ -130,6 +133,24 @@ class _Worlds:
                 yield {"tasks": found}
                 found, num_chars = [], 0
         yield {"tasks": found, "size": size}
+
+    def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Whether worlds can be made; `lacks` names a package that may be where they are made."""
+        plugin = self._loaded()
+        module = plugin.world.partition(":")[0]
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name and not f"{module}.".startswith(f"{error.name}."):
+                return {"lacks": error.name}
+        make = self._world_maker()
+        if not callable(make):
+            raise TypeError(f"{plugin.world} is a {type(make).__name__}, no class and no function")
+        lacking = [name for name in ("reset", "step") if not hasattr(make, name)]
+        if inspect.isclass(make) and lacking:
+            raise TypeError(f"{plugin.world} has no method {lacking[0]}")
+        _check_options(plugin.world, make, options)
+        return {}
 
     def _reset(self, request: dict[str, Any]) -> dict[str, Any]:
         world = self._world_maker()(**request["options"])
@@ -188,6 +209,21 @@ class _Worlds:
         if inspect.iscoroutine(value):
             return asyncio.run_coroutine_threadsafe(value, self._loop).result()
         return value
+
+
+def _check_options(target: str, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise `InvalidError` for a world that cannot be made with these options."""
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):  # of a class that is not written in Python
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise InvalidError(
+            f"{target} takes {signature}: {error}; a world is made with the options of the tasks "
+            "as keywords"
+        ) from None
 
 
 def _task(value: Any, environment: str) -> dict[str, Any]:

@@ -56,6 +56,11 @@ class ModelResolver:
         files = _small(model.sizes, names, read, max_bytes, spec.path)
         return FoundModel(spec.model_copy(update={"digest": model.digest}), files)
 
+    def look_up(self, spec: ModelSpec) -> None:
+        """Ask whether the hub has a model; raises as `find`."""
+        self._check_hub()
+        self._hub.find(spec.path, spec.revision)
+
     def folder(self, spec: ModelSpec, *, arrived: Arrived = unheard) -> Path:
         """Folder on this machine with all files of an accepted job's model.
 

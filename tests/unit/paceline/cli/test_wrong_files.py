@@ -6,6 +6,7 @@ shared by all cases.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from paceline.sandbox.sandbox import Sandbox
 from paceline_experience.jobs.checks import here as of_experience
 from paceline_gateway.submit import here as of_gateway
 from paceline_harness.models.folders import write_readable_model
+from paceline_harness.models.hub import serving_hub
 from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [
@@ -97,10 +99,19 @@ class World:
     def step(self, action):
         return "", 1.0, True
 
+class Half:
+    def reset(self, task, seed):
+        return "1+1="
+
 GOOD = EnvironmentPlugin(tasks="world:Numbers", world="world:World")
+LACKING = EnvironmentPlugin(tasks="world:Numbers", world="lacking:World")
 LOST = EnvironmentPlugin(tasks="world:Letters", world="world:World")
+MISSPELT = EnvironmentPlugin(tasks="world:Numbers", world="world:Word")
+ELSEWHERE = EnvironmentPlugin(tasks="world:Numbers", world="wold:World")
+HALF = EnvironmentPlugin(tasks="world:Numbers", world="world:Half")
 NONE = {"tasks": Numbers}
 """,
+    "task/lacking.py": "import only_in_the_image_of_workers",
     "rows/train.jsonl": '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": "3"}\n',
     "losses/own_losses.py": """
 import torch
@@ -220,6 +231,13 @@ CASES = {
     ),
     "no environment": Wrong("world:NONE is a dict, no EnvironmentPlugin", world("NONE")),
     "no tasks class": Wrong("'world:Letters'", world("LOST")),
+    "no world class": Wrong("module 'world' has no attribute 'Word'", world("MISSPELT")),
+    "no world module": Wrong("cannot import 'wold:World'", world("ELSEWHERE")),
+    "half a world": Wrong("world:Half has no method step", world("HALF")),
+    "world option": Wrong(
+        r"world:World takes \(\): .*'size'; a world is made with the options of the tasks",
+        world("GOOD", size=2),
+    ),
     "task option": Wrong(
         "tasks.options: world:GOOD: .*unexpected keyword argument 'siz'", world("GOOD", siz=3)
     ),
@@ -271,6 +289,9 @@ CASES = {
         "'other:loss' is not a function that jobs may name here", loss("other:loss")
     ),
     "no model": Wrong("model.path: nowhere is not a folder", {"model": {"path": "nowhere"}}),
+    "no model here": Wrong(
+        r"model.path: \./a/b is not a folder in /", {"model": {"path": "./a/b"}}
+    ),
     "tokenizer": Wrong("model.path: .*tokenizer.json", files={"model/tokenizer.json": "{"}),
     "weights": Wrong("model.path: .*safetensors", files={"model/model.safetensors": "cut"}),
     "positions": Wrong(
@@ -343,6 +364,7 @@ async def test_a_wrong_file_is_told_before_anything_runs(
 GOOD_JOBS = [
     {},
     ROWS,
+    world("LACKING"),
     {**world("GOOD"), "experience": {"filters": ["control:spread"], "advantage": "control:mean"}},
     loss(LOSS, cap=1.5),
 ]
@@ -361,11 +383,34 @@ async def test_a_good_job_is_accepted(
     assert await refused(path, sandboxes) == ""
 
 
-async def test_the_command_runs_these_checks(write: Callable[[Wrong], Path]) -> None:
-    path = write(CASES["TRL"])
-    command = [sys.executable, "-m", "paceline.cli", "validate", "job.yaml"]
-    done = subprocess.run(
-        command, cwd=path.parent, capture_output=True, text=True, timeout=PATIENCE_S
+def validated(path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command, run elsewhere than in the folder of the job file."""
+    command = [sys.executable, "-m", "paceline.cli", "validate", str(path)]
+    return subprocess.run(
+        command,
+        cwd="/",
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
+
+
+async def test_the_command_runs_these_checks(write: Callable[[Wrong], Path]) -> None:
+    done = validated(write(CASES["TRL"]))
     assert (done.returncode, done.stdout) == (2, "")
     assert "as rewards of TRL do" in done.stderr
+
+
+async def test_the_hub_is_asked_for_what_is_no_folder(write: Callable[[Wrong], Path]) -> None:
+    path = write(Wrong("", {"model": {"path": "models/mine"}}))
+    with serving_hub() as hub:
+        refused = validated(path, HF_ENDPOINT=hub.url)
+        hub.repo("models/mine").push({"config.json": b"{}"})
+        assert validated(path, HF_ENDPOINT=hub.url).returncode == 0
+        assert not hub.downloads("config.json")
+    assert refused.returncode == 2
+    assert "model.path: models/mine is neither a folder" in refused.stderr
+    unknown = validated(path, HF_ENDPOINT=hub.url)  # nobody answers there any more
+    assert unknown.returncode == 0
+    assert "not checked here: model.path: models/mine is no folder" in unknown.stderr
