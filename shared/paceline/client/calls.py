@@ -22,6 +22,8 @@ from paceline.config.documents import read_yaml
 from paceline.config.recipes import has_own_recipes, with_recipes
 
 _PIECE_BYTES = 256 << 10
+# Longer than a gateway takes at most to try a model, its tokenizer, plug-ins and code in turn.
+SUBMIT_TIMEOUT_S = 300.0
 View = TypeVar("View", bound=BaseModel)
 Spec = JobSpec | Mapping[str, Any] | Path | str
 
@@ -79,18 +81,22 @@ class RestCall(Generic[View]):
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: BaseModel | Mapping[str, Any] | str | bytes | Archive | None = None
+    answer_s: float | None = None
+    """Seconds that the answer may take; None: what the client allows."""
 
     def arguments(self, *, in_loop: bool = False) -> dict[str, Any]:
         """Keyword arguments for `httpx` to send the request; `in_loop`: for its `AsyncClient`."""
         headers = dict(self.headers)
         if self.body is not None:
             headers.setdefault("content-type", "application/json")
+        timeout = {} if self.answer_s is None else {"timeout": self.answer_s}
         return {
             "method": self.method,
             "url": self.path,
             "params": _drop_empty(self.params),
             "headers": headers,
             "content": _content(self.body, in_loop=in_loop),
+            **timeout,
         }
 
 
@@ -165,4 +171,6 @@ def submit(spec: Spec, *, request_id: str = "") -> RestCall[JobView]:
         content = json.dumps(dict(spec))
     key = request_id or uuid.uuid4().hex
     headers = {"content-type": media, "idempotency-key": key}
-    return RestCall("POST", "/v1/jobs", JobView, headers=headers, body=content)
+    return RestCall(
+        "POST", "/v1/jobs", JobView, headers=headers, body=content, answer_s=SUBMIT_TIMEOUT_S
+    )
