@@ -203,7 +203,7 @@ async def train(
     import torch
 
     from paceline.objective.load import load_objective
-    from paceline.weights import WeightServer
+    from paceline.weights import HttpTransport, TransportSettings
     from paceline_trainer.checkpoints.checkpoint import Checkpoints
     from paceline_trainer.client import TrainerLedger
     from paceline_trainer.phase_clock import PhaseClock
@@ -240,8 +240,8 @@ async def train(
         budget=spec.trainer.tokens_per_micro_batch,
         mismatch=mismatch,
     )
-    server = WeightServer(host="127.0.0.1")
-    endpoint = await server.start()
+    weights = HttpTransport(TransportSettings(host="127.0.0.1"))
+    endpoint = await weights.start()
     snapshotter = Snapshotter(
         policy, group, engine_dtype=spec.model.dtype, dtype=spec.trainer.dtype
     )
@@ -251,14 +251,14 @@ async def train(
             policy, optimizer, learner, checkpoints, snapshotter, mismatch, group
         ),
         ledger=ledger,
-        publisher=Publisher(ledger=ledger, server=server, endpoint=endpoint, incarnation=1),
+        publisher=Publisher(ledger=ledger, transport=weights, endpoint=endpoint, incarnation=1),
         compute=WorkThread(compute),
         spec=spec.trainer,
         clock=PhaseClock(),
     )
     with nullcontext() if profile is None else profiled(compute, profile):
         await trainer.run()
-    await server.close()
+    await weights.close()
     await channel.close()
     group.close()
 

@@ -22,7 +22,7 @@ from paceline.telemetry.metrics import Metrics
 from paceline.transport import rpc
 from paceline.types import PolicyVersion, Worker
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline.weights import Receiver, Staging, WeightServer
+from paceline.weights import HttpTransport, Staging, TransportSettings
 from paceline.weights.canary import CanaryRule
 from paceline.weights.route import ChunkSource, Route, TransferProgress
 from paceline_rollout.weight_updater import WeightUpdater
@@ -38,14 +38,14 @@ class Process:
         self._given = given
         self._shelf = Shelf()
         self._metrics = Metrics()
-        self._server = WeightServer(host=given.address, metrics=self._metrics)
+        self._weights = HttpTransport(TransportSettings(host=given.address, metrics=self._metrics))
         self._endpoint = ""
         self._transfers: Callable[[], list[TransferProgress]] = list
 
     async def run(self) -> None:
         """Serve until stdin closes."""
         given = self._given
-        self._endpoint = await self._server.start()
+        self._endpoint = await self._weights.start()
         if given.damages:
             port = urlsplit(self._endpoint).port
             assert port is not None
@@ -68,7 +68,7 @@ class Process:
         follower = WeightUpdater(
             roster=roster,
             engine=self._shelf,
-            server=self._server,
+            transport=self._weights,
             job_id=self._given.job_id,
             worker_id=self._given.worker_id,
             activation="in_flight",
@@ -121,10 +121,9 @@ class Process:
     async def _pull(self, job_id: str, endpoint: str, version: int, key: str) -> dict[str, Any]:
         """Pull directly from an endpoint, without the tracker."""
         done: asyncio.Future[Staging] = asyncio.get_running_loop().create_future()
-        receiver = Receiver(
+        receiver = self._weights.receive(
             job_id=job_id,
             worker_id=self._given.worker_id,
-            server=self._server,
             report=lambda report: None,
             complete=done.set_result,
         )

@@ -25,7 +25,7 @@ from paceline.v1.rollout_pb2_grpc import add_RolloutServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.weights.model_config import canonical
 from paceline.weights.route import TransferProgress
-from paceline.weights.transfer.server import WeightServer
+from paceline.weights.transport import TransportSettings, make_transport
 from paceline_rollout.gauges import RolloutGauges
 from paceline_rollout.job import build_engine, fetch_files, read_job
 from paceline_rollout.liveness import RolloutLiveness
@@ -65,15 +65,17 @@ class RolloutService(Service):
         self._max_refusals = options.max_refusals
         self._channel = rpc.connect_as(settings, settings.experience)
         self._roster: RosterAsyncStub = RosterStub(self._channel)
-        self._weights = WeightServer(
-            host=settings.host,
-            port=options.weights_port,
-            advertise_host=chassis.address.rpartition(":")[0],
-            metrics=chassis.metrics,
-            tls=settings.tls,
-            bytes_per_s=options.weights_bytes_per_s,
+        self._weights = make_transport(
+            options.weights_transport,
+            TransportSettings(
+                host=settings.host,
+                port=options.weights_port,
+                advertise_host=chassis.address.rpartition(":")[0],
+                metrics=chassis.metrics,
+                tls=settings.tls,
+                bytes_per_s=options.weights_bytes_per_s,
+            ),
         )
-        self._weights_bytes_per_s = options.weights_bytes_per_s
         self._weights_endpoint = ""
         self._ready = False
         self._gauges = RolloutGauges(chassis.metrics, job_id=settings.job_id)
@@ -126,7 +128,7 @@ class RolloutService(Service):
         self._updater = WeightUpdater(
             roster=self._roster,
             engine=self._engine,
-            server=self._weights,
+            transport=self._weights,
             job_id=settings.job_id,
             worker_id=settings.worker_id,
             activation=spec.rollout.activation,
@@ -135,8 +137,6 @@ class RolloutService(Service):
             config_json=canonical(folder / "config.json"),
             metrics=self._chassis.metrics,
             changed=self._on_change,
-            tls=settings.tls,
-            bytes_per_s=self._weights_bytes_per_s,
             tracer=self._chassis.tracer,
         )
         updater = self._updater
@@ -169,7 +169,7 @@ class RolloutService(Service):
         await self._multiplexer.drain("the worker is draining; resume on another worker")
 
     async def close(self) -> None:
-        """Stop the engine, the weight server and all tasks."""
+        """Stop the engine, the transport of weights and all tasks."""
         if self._multiplexer_task is not None:
             self._multiplexer_task.cancel()
             await asyncio.wait({self._multiplexer_task})

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from paceline import wire
 from paceline.config import JobSpec
-from paceline.config.service import TlsSettings
 from paceline.enums import Phase
 from paceline.errors import (
     DeadlineError,
+    IntegrityError,
     MisfitError,
     PacelineError,
     StateError,
@@ -33,8 +33,8 @@ from paceline.weights.model_config import difference
 from paceline.weights.route import Route, TransferProgress
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
-from paceline.weights.transfer.server import WeightServer
-from paceline.weights.transfer.version_receiver import Receiver
+from paceline.weights.snapshot.threads import in_thread
+from paceline.weights.transport import WeightTransport
 from paceline_rollout.reports import Reports
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class WeightUpdater:
         *,
         roster: RosterAsyncStub,
         engine: Engine,
-        server: WeightServer,
+        transport: WeightTransport,
         job_id: str,
         worker_id: str,
         activation: str,
@@ -80,8 +80,6 @@ class WeightUpdater:
         config_json: str = "",
         metrics: Metrics,
         changed: OnChange,
-        tls: TlsSettings | None = None,
-        bytes_per_s: float = 0.0,
         tracer: Tracer = OFF,
     ) -> None:
         self.active = NONE
@@ -92,7 +90,7 @@ class WeightUpdater:
         self._active_since: float | None = None
         self._roster = roster
         self._engine = engine
-        self._server = server
+        self._transport = transport
         self._job_id = job_id
         self._worker_id = worker_id
         self._activation = activation
@@ -109,16 +107,12 @@ class WeightUpdater:
         self._routed_ns: dict[int, int] = {}  # version -> time of its first route
         self._reports = Reports(roster, job_id=job_id)
         self._received: asyncio.Queue[Staging] = asyncio.Queue()
-        self._receiver = Receiver(
+        self._receiver = transport.receive(
             job_id=job_id,
             worker_id=worker_id,
-            server=server,
             report=self._reports.add,
             complete=self._received.put_nowait,
             keep=self._kept,
-            metrics=metrics,
-            tls=tls,
-            bytes_per_s=bytes_per_s,
         )
 
     @property
@@ -311,9 +305,24 @@ class WeightUpdater:
         if self._refused[1] < self._max_refusals:
             await self._retry(staging)
             return
+        if not await self._is_intact(staging):
+            return
         self.refusal = WeightRefusal(header.version, str(verdict))
         await self._changed(header.version, False)
         await self._roll_back()
+
+    async def _is_intact(self, staging: Staging) -> bool:
+        """Whether a version is still held as it arrived; if not, it is fetched again."""
+        version = staging.header.version
+        try:
+            await in_thread(self._transport.verify, staging)
+        except IntegrityError as error:
+            log.error("weights damaged in memory", job=self._job_id, version=version, error=error)
+            self._refused = (-1, 0)
+            await self._changed(version, False)
+            self._receiver.refetch(version)
+            return False
+        return True
 
     def _kept(self) -> int:
         """The version before one that was refused; -1: the newest that was loaded is right."""
@@ -325,7 +334,7 @@ class WeightUpdater:
         It is no longer held if another one was received before the refused one was checked.
         """
         version = self.active.version
-        staging = self._server.held(self._job_id, version)
+        staging = self._receiver.held(version)
         if staging is None or not isinstance(self._engine, RollsBack):
             log.warning("no version to go back to", job=self._job_id, version=version)
             return
@@ -348,7 +357,7 @@ class WeightUpdater:
         await self._changed(staging.header.version, False)
         self._failures += 1
         await asyncio.sleep(backoff_s(self._failures))
-        if self._server.held(self._job_id, staging.header.version) is staging:
+        if self._receiver.held(staging.header.version) is staging:
             self._received.put_nowait(staging)
 
 

@@ -36,7 +36,7 @@ from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.trainer_pb2_grpc import add_TrainerServicer_to_server
 from paceline.weights.model_config import canonical
-from paceline.weights.transfer.server import WeightServer
+from paceline.weights.transport import TransportSettings, make_transport
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.checkpoints.folders import SavedCheckpoint, checkpoints_of, saved_checkpoint
 from paceline_trainer.client import TrainerLedger
@@ -87,14 +87,17 @@ class TrainerService(Service):
             job_id=chassis.settings.job_id,
             incarnation=options.incarnation,
         )
-        self._weights = WeightServer(
-            host=chassis.settings.host,
-            port=options.weights_port,
-            advertise_host=chassis.address.rsplit(":", 1)[0],
-            metrics=chassis.metrics,
-            tls=chassis.settings.tls,
-            bytes_per_s=options.weights_bytes_per_s,
-            keep_streaming=True,
+        self._weights = make_transport(
+            options.weights_transport,
+            TransportSettings(
+                host=chassis.settings.host,
+                port=options.weights_port,
+                advertise_host=chassis.address.rsplit(":", 1)[0],
+                metrics=chassis.metrics,
+                tls=chassis.settings.tls,
+                bytes_per_s=options.weights_bytes_per_s,
+                keep_streaming=True,
+            ),
         )
         self._endpoint = ""
         self._compute = WorkThread(ThreadPoolExecutor(1, thread_name_prefix="compute"))
@@ -345,7 +348,7 @@ class TrainerService(Service):
                 self._weights.reuse(history.num_served)
             return Publisher(
                 ledger=self._ledger,
-                server=self._weights,
+                transport=self._weights,
                 endpoint=self._endpoint,
                 incarnation=0 if fixed else self._options.incarnation,
                 parts=rank_info.nodes,
@@ -355,11 +358,10 @@ class TrainerService(Service):
         if rank_info.seeds and rank_info.nodes > 1:
             return WeightSeeder(
                 ledger=self._ledger,
-                server=self._weights,
+                transport=self._weights,
                 endpoint=self._endpoint,
                 part=rank_info.node,
                 parts=rank_info.nodes,
-                tls=self._settings.tls,
             )
         return None
 

@@ -21,7 +21,7 @@ from paceline.weights.canary import Canary
 from paceline.weights.names import CheckpointNames, Conversion
 from paceline.weights.snapshot.manifest import SnapshotHeader, TensorEntry, choose_chunk_bytes, plan
 from paceline.weights.snapshot.staging import Staging
-from paceline.weights.transfer.server import WeightServer
+from paceline.weights.transport import WeightTransport
 from paceline_trainer.client import NumberedVersion, TrainerLedger
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.lora import is_adapter, plain_name, scales
@@ -307,7 +307,7 @@ class Publisher:
         self,
         *,
         ledger: TrainerLedger,
-        server: WeightServer,
+        transport: WeightTransport,
         endpoint: str,
         incarnation: int,
         parts: int = 1,
@@ -320,7 +320,7 @@ class Publisher:
         """
         self._history = history
         self._ledger = ledger
-        self._server = server
+        self._transport = transport
         self._endpoint = endpoint
         self._incarnation = incarnation
         self._parts = parts
@@ -340,7 +340,7 @@ class Publisher:
 
     async def _publish(self, snapshot: WeightCopy, parent: int) -> PolicyVersion:
         numbered = await self._publish_version(snapshot, parent)
-        staging = self._server.stage(
+        staging = self._transport.publish(
             self._header(snapshot, numbered, parent), key=numbered.key, keep=numbered.held
         )
         self.published = numbered.version

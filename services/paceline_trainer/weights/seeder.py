@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from paceline.config.service import TlsSettings
 from paceline.errors import IntegrityError, PacelineError
 from paceline.telemetry.logs import Log
 from paceline.types import PolicyVersion
-from paceline.weights.stream.fetch_header import fetch_header
-from paceline.weights.transfer.server import WeightServer
+from paceline.weights.transport import WeightTransport
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.weights.publish import WeightCopy, fill
 
@@ -29,18 +27,16 @@ class WeightSeeder:
         self,
         *,
         ledger: TrainerLedger,
-        server: WeightServer,
+        transport: WeightTransport,
         endpoint: str,
         part: int,
         parts: int,
-        tls: TlsSettings | None = None,
     ) -> None:
         self._ledger = ledger
-        self._server = server
+        self._transport = transport
         self._endpoint = endpoint
         self._part = part
         self._parts = parts
-        self._tls = tls
 
     async def publish(self, snapshot: WeightCopy, *, parent: int) -> None:
         """Join the publication of the step as soon as rank 0 has announced it."""
@@ -61,17 +57,16 @@ class WeightSeeder:
             parts=self._parts,
         )
         version = numbered.version.version
-        header = await fetch_header(
+        header = await self._transport.header(
             numbered.source,
             job_id=self._ledger.job_id,
             version=version,
             key=numbered.key,
             timeout_s=HEADER_TIMEOUT_S,
-            tls=self._tls,
         )
         if header.tensors != snapshot.entries:
             raise IntegrityError(f"version {version} of rank 0 has another layout")
-        staging = self._server.stage(
+        staging = self._transport.publish(
             header, key=numbered.key, part=self._part, parts=self._parts, keep=numbered.held
         )
         await asyncio.to_thread(fill, staging, snapshot.tensors)

@@ -416,6 +416,8 @@ class WeightsOptions(StrictModel):
     weights_port: Port = 0
     weights_mbit_per_s: float | None = Field(default=None, gt=0)
     """Bandwidth cap for sending weights, and another for receiving them; none if null."""
+    weights_transport: str = "http"
+    """How weights travel: an installed transport."""
 
     @property
     def weights_bytes_per_s(self) -> float:

@@ -16,16 +16,20 @@ if TYPE_CHECKING:
         plan,
     )
     from paceline.weights.snapshot.staging import Staging
+    from paceline.weights.transfer.http_transport import HttpTransport
     from paceline.weights.transfer.server import WeightServer
     from paceline.weights.transfer.version_receiver import Receiver
     from paceline.weights.transfer.version_transfer import Transfer, pull
+    from paceline.weights.transport import TransportSettings
 
 __all__ = [
+    "HttpTransport",
     "Receiver",
     "SnapshotHeader",
     "Staging",
     "TensorEntry",
     "Transfer",
+    "TransportSettings",
     "WeightServer",
     "choose_chunk_bytes",
     "plan",
@@ -33,11 +37,13 @@ __all__ = [
 ]
 
 _MODULES = {
+    "HttpTransport": "transfer.http_transport",
     "SnapshotHeader": "snapshot.manifest",
     "Receiver": "transfer.version_receiver",
     "Staging": "snapshot.staging",
     "TensorEntry": "snapshot.manifest",
     "Transfer": "transfer.version_transfer",
+    "TransportSettings": "transport",
     "WeightServer": "transfer.server",
     "choose_chunk_bytes": "snapshot.manifest",
     "plan": "snapshot.manifest",

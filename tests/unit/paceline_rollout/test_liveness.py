@@ -17,7 +17,7 @@ from paceline.telemetry.metrics import Metrics
 from paceline.transport.rpc import connect
 from paceline.types import PolicyVersion, SamplingParams
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline.weights import WeightServer
+from paceline.weights import HttpTransport, TransportSettings
 from paceline.weights.canary import NO_CANARY, Canary, CanaryRule
 from paceline_harness.patience import PATIENCE_S
 from paceline_rollout.engines.simulated import SimulatedEngine
@@ -66,7 +66,7 @@ class Worker:
         self.updater = WeightUpdater(
             roster=roster,
             engine=self.engine,
-            server=WeightServer(host="127.0.0.1"),
+            transport=HttpTransport(TransportSettings(host="127.0.0.1")),
             job_id="job",
             worker_id="r0",
             activation="in_flight",

@@ -26,7 +26,8 @@ from paceline.v1 import experience_pb2 as pb
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline.weights.transfer.server import WeightServer
+from paceline.weights.transfer.http_transport import HttpTransport
+from paceline.weights.transport import TransportSettings
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.columns import Share
@@ -171,7 +172,7 @@ async def seed(folder: Path) -> None:
     policy = load_policy(job["path"])
     shard(policy, group, dtype="float32")
     snapshotter = Snapshotter(policy, group, engine_dtype=job["engine"], dtype="float32")
-    server = WeightServer(host="127.0.0.1")
+    server = HttpTransport(TransportSettings(host="127.0.0.1"))
     endpoint = await server.start()
     channel = connect(job["experience"])
     ledger = TrainerLedger(
@@ -182,10 +183,10 @@ async def seed(folder: Path) -> None:
         incarnation=0,
     )
     publisher = (
-        Publisher(ledger=ledger, server=server, endpoint=endpoint, incarnation=0, parts=2)
+        Publisher(ledger=ledger, transport=server, endpoint=endpoint, incarnation=0, parts=2)
         if rank_info.first
         else WeightSeeder(
-            ledger=ledger, server=server, endpoint=endpoint, part=rank_info.node, parts=2
+            ledger=ledger, transport=server, endpoint=endpoint, part=rank_info.node, parts=2
         )
     )
     with ThreadPoolExecutor(1) as compute:

@@ -20,7 +20,7 @@ from paceline.transport.rpc import connect
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline.weights import Staging, WeightServer, pull
+from paceline.weights import HttpTransport, Staging, TransportSettings, pull
 from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.checkpoints.folders import checkpoints_of, saved_checkpoint
@@ -40,8 +40,8 @@ Make = Callable[..., PolicyServer]
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[tuple[WeightServer, str]]:
-    made = WeightServer(host="127.0.0.1")
+async def server() -> AsyncIterator[tuple[HttpTransport, str]]:
+    made = HttpTransport(TransportSettings(host="127.0.0.1"))
     yield made, await made.start()
     await made.close()
 
@@ -54,7 +54,7 @@ def opened(model: Path, group: RankGroup) -> PolicyModel:
 
 @pytest.fixture
 async def make(
-    one_job: Any, llama: Path, group: RankGroup, tmp_path: Path, server: tuple[WeightServer, str]
+    one_job: Any, llama: Path, group: RankGroup, tmp_path: Path, server: tuple[HttpTransport, str]
 ) -> AsyncIterator[Make]:
     """What serves the job, by incarnation and the checkpoint that it measures."""
     channel = connect(one_job.address)
@@ -77,7 +77,9 @@ async def make(
             ),
             fork=fork,
             ledger=ledger,
-            publisher=Publisher(ledger=ledger, server=server[0], endpoint=server[1], incarnation=0),
+            publisher=Publisher(
+                ledger=ledger, transport=server[0], endpoint=server[1], incarnation=0
+            ),
             compute=WorkThread(compute),
             clock=PhaseClock(),
         )
@@ -87,7 +89,7 @@ async def make(
     compute.shutdown()
 
 
-async def weights(one_job: Any, server: tuple[WeightServer, str]) -> dict[str, torch.Tensor]:
+async def weights(one_job: Any, server: tuple[HttpTransport, str]) -> dict[str, torch.Tensor]:
     """What is served as version 0."""
     key = one_job.key
     staging = await pull(
@@ -105,7 +107,7 @@ async def weights(one_job: Any, server: tuple[WeightServer, str]) -> dict[str, t
 
 
 async def test_the_model_is_served_until_the_job_is_over(
-    one_job: Any, llama: Path, make: Make, server: tuple[WeightServer, str]
+    one_job: Any, llama: Path, make: Make, server: tuple[HttpTransport, str]
 ) -> None:
     made = make(1)
     watched = TrainerLiveness(clock=PhaseClock(), trainer=lambda: made)
@@ -140,7 +142,7 @@ async def test_the_weights_of_a_checkpoint_are_served_and_a_damaged_one_is_not(
     llama: Path,
     group: RankGroup,
     make: Make,
-    server: tuple[WeightServer, str],
+    server: tuple[HttpTransport, str],
     tmp_path: Path,
 ) -> None:
     policy = opened(llama, group)

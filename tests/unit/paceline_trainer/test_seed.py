@@ -24,8 +24,9 @@ from paceline.weights.canary import NO_CANARY, CanaryRule
 from paceline.weights.route import ChunkSource, Route, TransferReport
 from paceline.weights.snapshot.manifest import plan
 from paceline.weights.snapshot.staging import Staging
-from paceline.weights.transfer.server import WeightServer
+from paceline.weights.transfer.http_transport import HttpTransport
 from paceline.weights.transfer.version_transfer import Transfer
+from paceline.weights.transport import TransportSettings
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import ON_CPU
 from paceline_trainer.client import TrainerLedger
@@ -116,7 +117,7 @@ def snapshot(step: int, *, shape: tuple[int, ...] = (8, 1024)) -> WeightCopy:
 
 
 @pytest.fixture
-async def nodes(one_job: Any) -> AsyncIterator[tuple[Publisher, WeightSeeder, WeightServer]]:
+async def nodes(one_job: Any) -> AsyncIterator[tuple[Publisher, WeightSeeder, HttpTransport]]:
     """Rank 0 and a further node in one process."""
     channel = connect(one_job.address)
     ledger = TrainerLedger(
@@ -126,11 +127,11 @@ async def nodes(one_job: Any) -> AsyncIterator[tuple[Publisher, WeightSeeder, We
         job_id="j",
         incarnation=0,
     )
-    servers = [WeightServer(host="127.0.0.1") for _ in range(2)]
+    servers = [HttpTransport(TransportSettings(host="127.0.0.1")) for _ in range(2)]
     ends = [await server.start() for server in servers]
     yield (
-        Publisher(ledger=ledger, server=servers[0], endpoint=ends[0], incarnation=0, parts=2),
-        WeightSeeder(ledger=ledger, server=servers[1], endpoint=ends[1], part=1, parts=2),
+        Publisher(ledger=ledger, transport=servers[0], endpoint=ends[0], incarnation=0, parts=2),
+        WeightSeeder(ledger=ledger, transport=servers[1], endpoint=ends[1], part=1, parts=2),
         servers[1],
     )
     for server in servers:
@@ -138,7 +139,7 @@ async def nodes(one_job: Any) -> AsyncIterator[tuple[Publisher, WeightSeeder, We
     await channel.close()
 
 
-Nodes = tuple[Publisher, WeightSeeder, WeightServer]
+Nodes = tuple[Publisher, WeightSeeder, HttpTransport]
 
 
 async def test_a_seed_waits_for_rank_0_and_answers_for_its_part(nodes: Nodes) -> None:
@@ -157,7 +158,7 @@ async def test_a_seed_that_is_late_or_differs_only_stays_away(nodes: Nodes) -> N
     await publisher.publish(snapshot(1), parent=-1)
     await asyncio.wait_for(seed.publish(snapshot(0), parent=-1), LIMIT_S)
     await asyncio.wait_for(seed.publish(snapshot(1, shape=(4, 2048)), parent=-1), LIMIT_S)
-    assert server.versions() == []
+    assert server.server.versions() == []
 
 
 async def test_a_publication_is_announced_again_with_its_version(
@@ -182,5 +183,5 @@ async def test_at_most_two_snapshots_are_kept(nodes: Nodes) -> None:
     for step in range(4):
         await publisher.publish(snapshot(step), parent=step - 1)
         await asyncio.wait_for(seed.publish(snapshot(step), parent=-1), LIMIT_S)
-        assert len(server.versions()) <= 2
-    assert server.versions() == [2, 3]
+        assert len(server.server.versions()) <= 2
+    assert server.server.versions() == [2, 3]

@@ -25,7 +25,7 @@ from paceline.types import WorkerPhase
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline.weights import Staging, WeightServer, pull
+from paceline.weights import HttpTransport, Staging, TransportSettings, pull
 from paceline.weights.cost import MIN_CHUNK_BYTES
 from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
@@ -88,8 +88,8 @@ def stuck() -> Iterator[type[Stuck]]:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[tuple[WeightServer, str]]:
-    made = WeightServer(host="127.0.0.1")
+async def server() -> AsyncIterator[tuple[HttpTransport, str]]:
+    made = HttpTransport(TransportSettings(host="127.0.0.1"))
     yield made, await made.start()
     await made.close()
 
@@ -105,7 +105,7 @@ async def make(
     one_job: Any,
     group: RankGroup,
     tmp_path: Path,
-    server: tuple[WeightServer, str],
+    server: tuple[HttpTransport, str],
     histories: dict[int, WeightHistory],
 ) -> AsyncIterator[Make]:
     """Trainers of the job, by incarnation."""
@@ -152,7 +152,7 @@ async def make(
         )
         publisher = Publisher(
             ledger=ledger,
-            server=server[0],
+            transport=server[0],
             endpoint=server[1],
             incarnation=incarnation,
             history=mismatch.history,
@@ -238,7 +238,7 @@ async def test_a_state_that_is_not_copied_holds_up_the_next_update(
     make: Make,
     group: RankGroup,
     tmp_path: Path,
-    server: tuple[WeightServer, str],
+    server: tuple[HttpTransport, str],
 ) -> None:
     one_job.limit = 3
     trainer = make(1, copied_bytes=0)
@@ -256,7 +256,7 @@ async def test_a_state_that_is_not_copied_holds_up_the_next_update(
     policy = load_policy(spec.model.path)
     optimizer = Optimizer(policy, spec.trainer.optimizer, total_steps=10)
     Checkpoints(tmp_path, group=group, keep=2).load(2, policy, optimizer)
-    stagings = [server[0].held("j", version) for version in server[0].versions()]
+    stagings = [server[0].server.held("j", version) for version in server[0].server.versions()]
     held = next(each for each in stagings if each is not None and each.header.step == 2)
     own = policy.inner.state_dict()
     for entry, data in held.tensors():
@@ -299,12 +299,12 @@ async def test_a_whole_job(one_job: Any, make: Make) -> None:
 async def test_what_is_served_is_kept_for_the_check_of_a_version_and_no_copy(
     one_job: Any,
     make: Make,
-    server: tuple[WeightServer, str],
+    server: tuple[HttpTransport, str],
     histories: dict[int, WeightHistory],
 ) -> None:
     await asyncio.wait_for(make(1).run(), LIMIT_S)
-    newest = max(server[0].versions())
-    staging = server[0].held("j", newest)
+    newest = max(server[0].server.versions())
+    staging = server[0].server.held("j", newest)
     assert staging is not None
     kept = histories[1].find(staging.header.step)
     assert kept is not None
@@ -314,7 +314,7 @@ async def test_what_is_served_is_kept_for_the_check_of_a_version_and_no_copy(
 
 
 async def test_weights_that_no_engine_accepts_are_published_again(
-    one_job: Any, make: Make, server: tuple[WeightServer, str]
+    one_job: Any, make: Make, server: tuple[HttpTransport, str]
 ) -> None:
     one_job.fresh = True
     one_job.refused = {0, 2, 3}
@@ -350,7 +350,7 @@ async def test_a_loss_that_stays_nan_ends_the_job_with_the_place_of_its_checkpoi
 
 @pytest.mark.parametrize("told", [4096, 0])
 async def test_published_weights_can_be_pulled(
-    one_job: Any, make: Make, server: tuple[WeightServer, str], told: int
+    one_job: Any, make: Make, server: tuple[HttpTransport, str], told: int
 ) -> None:
     """0: a service of an earlier release does not say how to cut them."""
     one_job.chunk_bytes = told
@@ -391,7 +391,7 @@ async def test_a_new_incarnation_goes_on_from_the_checkpoint(one_job: Any, make:
     assert announced[0].step == start
 
 
-async def text_of(server: tuple[WeightServer, str], key: bytes, version: int) -> list[Any]:
+async def text_of(server: tuple[HttpTransport, str], key: bytes, version: int) -> list[Any]:
     staging = await pull(
         [server[1]],
         job_id="j",
@@ -404,7 +404,7 @@ async def text_of(server: tuple[WeightServer, str], key: bytes, version: int) ->
 
 
 async def test_a_new_incarnation_samples_no_other_text_for_its_canaries(
-    one_job: Any, make: Make, server: tuple[WeightServer, str]
+    one_job: Any, make: Make, server: tuple[HttpTransport, str]
 ) -> None:
     one_job.limit, key = 2, one_job.key
     await asyncio.wait_for(make(1).run(), LIMIT_S)

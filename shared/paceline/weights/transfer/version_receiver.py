@@ -75,7 +75,7 @@ class Receiver:
         if self._route is not None and route.version.version < self._route.version.version:
             return True
         self._route = route
-        held = self._server.held(self._job_id, route.version.version)
+        held = self.held(route.version.version)
         if held is not None and held.complete and not _is_publication(held, route.version):
             log.error("another publication is held", job=self._job_id, version=held.header.version)
             self.refetch(route.version.version)
@@ -94,6 +94,10 @@ class Receiver:
     def latest(self) -> int:
         """The newest version that is complete; -1: none yet."""
         return self._latest
+
+    def held(self, version: int) -> Staging | None:
+        """The snapshot of a version, complete or partial; None if not held."""
+        return self._server.held(self._job_id, version)
 
     def refetch(self, version: int) -> None:
         """Fetch a complete version again because it proved unusable, unless it is outdated."""
@@ -148,7 +152,7 @@ class Receiver:
             worker_id=self._worker_id,
             stage=lambda header: self._server.stage(header, key=route.key),
             base=self._base,
-            held=self._held,
+            held=self._newest,
             report=self._report,
             peer=self._peer,
             metrics=self._metrics,
@@ -178,10 +182,10 @@ class Receiver:
         return self._route is not None and self._route.version.version > version
 
     def _base(self, version: int) -> Staging | None:
-        found = self._server.held(self._job_id, version)
+        found = self.held(version)
         return found if found is not None and found.complete else None
 
-    def _held(self) -> Staging | None:
+    def _newest(self) -> Staging | None:
         found = self._base(self._latest) or self._base(self._keep())
         return found if found is not None and found.header.frozen_bytes else None
 
