@@ -56,6 +56,7 @@ class ControllerService(Service):
             child_grace_s=child_grace_s,
             load_timeout_s=options.load_timeout_s,
             weights_mbit_per_s=options.weights_mbit_per_s,
+            weights_transport=options.weights_transport,
             pools=options.pools,
             worlds=options.worlds,
             endpoints=options.endpoints,

@@ -54,6 +54,7 @@ class ProcessRuntime:
         stale_s: float = STALE_S,
         load_timeout_s: float = LOAD_TIMEOUT_S,
         weights_mbit_per_s: float | None = None,
+        weights_transport: str = "http",
         pools: Mapping[str, PoolOptions] | None = None,
         worlds: Mapping[str, Mapping[str, Any]] | None = None,
         endpoints: Mapping[str, EndpointSettings] | None = None,
@@ -67,6 +68,7 @@ class ProcessRuntime:
         self._settings = settings
         self._credentials = credentials
         self._weights_mbit_per_s = weights_mbit_per_s
+        self._weights_transport = weights_transport
         self._pools = pools or {}
         self._worlds = worlds or {}
         self._endpoints = endpoints or {}
@@ -237,6 +239,7 @@ class ProcessRuntime:
         if wanted.kind in _HAVE_WEIGHTS:
             options["weights_port"] = self._ports.take(f"{name}:weights")
             options["weights_mbit_per_s"] = self._weights_mbit_per_s
+            options["weights_transport"] = self._weights_transport
         return ServiceSettings(
             kind=wanted.kind,
             worker_id=name,

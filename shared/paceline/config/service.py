@@ -266,6 +266,8 @@ class ControllerOptions(StrictModel):
     """Cost of a trainer rank per hour, in the unit of the pools' `cost`; for the metrics."""
     weights_mbit_per_s: float | None = Field(default=None, gt=0)
     """Process runtime: `weights_mbit_per_s` of the rollout workers and trainers it starts."""
+    weights_transport: str = "auto"
+    """Process runtime: `weights_transport` of these."""
     worlds: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Process runtime: `worlds` of the environment workers it starts."""
     endpoints: dict[str, EndpointSettings] = Field(default_factory=dict)
@@ -417,7 +419,8 @@ class WeightsOptions(StrictModel):
     weights_mbit_per_s: float | None = Field(default=None, gt=0)
     """Bandwidth cap for sending weights, and another for receiving them; none if null."""
     weights_transport: str = "http"
-    """How weights travel: an installed transport."""
+    """How weights travel: `http`, `shared_memory` (HTTP to processes of other machines and users),
+    `auto` (the same if the system can, else `http`), or another installed transport."""
 
     @property
     def weights_bytes_per_s(self) -> float:

@@ -378,3 +378,34 @@ class SnapshotTrailer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SnapshotTrailer: _TypeAlias = SnapshotTrailer  # noqa: Y015
+
+@_typing.final
+class BorrowRequest(_message.Message):
+    """On one machine, to the socket that lends the memory of a snapshot: a frame with this message. The
+    answer is a byte (see `weights/shared_memory/loan.py`), the last with file descriptors, and then
+    StreamFrames as above, without the bytes of chunks, as they are in the memory.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    version: _builtins.int
+    token: _builtins.str
+    """as the bearer token over HTTP"""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        version: _builtins.int = ...,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "token", b"token", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BorrowRequest: _TypeAlias = BorrowRequest  # noqa: Y015

@@ -66,12 +66,9 @@ class Staging:
         return len(range(self.part, self.header.num_chunks, self.parts))
 
     @property
-    def fd(self) -> int:
-        """File descriptor of the bytes, for another process to map; -1: none.
-
-        Keep a reference to this object while it is mapped; without one the memory is reused.
-        """
-        return self._memory.fd
+    def memory(self) -> SharedMemory:
+        """Where the bytes are; without a reference to this object it is reused, unless lent."""
+        return self._memory
 
     def buffer(self) -> memoryview:
         """All bytes; only those of ready chunks are meaningful."""

@@ -9,7 +9,7 @@ from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
 from paceline.weights.stream.fetch_header import fetch_header
 from paceline.weights.transfer.server import WeightServer
-from paceline.weights.transfer.version_receiver import Receiver
+from paceline.weights.transfer.version_receiver import Receiver, Shortcut
 from paceline.weights.transport import TransportSettings
 
 
@@ -59,6 +59,7 @@ class HttpTransport:
         keep: Callable[[], int] = lambda: -1,
     ) -> Receiver:
         """Pulls from the peers of its routes."""
+        shortcut = self._shortcut(job_id, worker_id, report)
         return Receiver(
             job_id=job_id,
             worker_id=worker_id,
@@ -69,6 +70,7 @@ class HttpTransport:
             metrics=self._settings.metrics,
             tls=self._settings.tls,
             bytes_per_s=self._settings.bytes_per_s,
+            shortcut=shortcut,
         )
 
     async def header(
@@ -99,3 +101,9 @@ class HttpTransport:
     async def close(self) -> None:
         """Stop serving; open streams are aborted."""
         await self.server.close()
+
+    def _shortcut(
+        self, job_id: str, worker_id: str, report: Callable[[TransferReport], None]
+    ) -> Shortcut | None:
+        """What a receiver tries before HTTP."""
+        return None

@@ -12,14 +12,21 @@ from collections.abc import Callable
 from aiohttp import web
 
 from paceline.config.service import TlsSettings
-from paceline.errors import IntegrityError, StateError, UnavailableError
+from paceline.errors import (
+    IntegrityError,
+    NotFoundError,
+    PermissionDeniedError,
+    StateError,
+    UnavailableError,
+    VersionGoneError,
+)
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.transport.rpc_authorization import WEIGHT_PEERS, RefusedCallers
 from paceline.transport.tls import peer_kinds, server_context
 from paceline.weights.route import TransferProgress
 from paceline.weights.snapshot.manifest import SnapshotHeader
-from paceline.weights.snapshot.memory import SharedMemoryPool
+from paceline.weights.snapshot.memory import SharedMemory, SharedMemoryPool
 from paceline.weights.snapshot.staging import Staging
 from paceline.weights.snapshot.verification import pull_token
 from paceline.weights.stream import frames
@@ -108,14 +115,16 @@ class WeightServer:
         part: int = 0,
         parts: int = 1,
         keep: int = -1,
+        memory: SharedMemory | None = None,
     ) -> Staging:
         """Allocate a staging, which is offered to peers before its first chunk is ready.
 
         Of the job's other versions only the newest complete one and `keep` are kept, so that the
-        memory of the dropped one can be reused. Raises `StateError` when out of memory.
+        memory of the dropped one can be reused. `memory` is where another process fills the bytes
+        in; none is allocated then. Raises `StateError` when out of memory.
         """
         self.make_room(header.job_id, header.version, keep=keep)
-        memory = self._pool.take(header.num_bytes)
+        memory = memory or self._pool.take(header.num_bytes)
         staging = Staging(header, key=key, part=part, parts=parts, memory=memory)
         self._hold(staging)
         return staging
@@ -156,6 +165,46 @@ class WeightServer:
     def held(self, job_id: str, version: int) -> Staging | None:
         """The staging of a version, complete or partial; None if not held."""
         return self._held.get((job_id, version))
+
+    async def find(self, job_id: str, version: int, *, token: str) -> None:
+        """Wait briefly until a version is held or expected, and check the token of a peer.
+
+        Raises:
+            NotFoundError: it is neither.
+            VersionGoneError: only newer ones are held.
+            PermissionDeniedError: the token is not that of this job.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + _NOT_FOUND_GRACE_S
+        while not self._is_expected(job_id, version) and (job_id, version) not in self._held:
+            if any(held.header.version > version for held in self._of(job_id)):
+                raise VersionGoneError(f"version {version} is no longer held")
+            try:
+                async with asyncio.timeout_at(end_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise NotFoundError(f"version {version} is not held") from None
+        held = self._held.get((job_id, version))
+        key = held.key if held is not None else self._expected[job_id][1]
+        if key and not hmac.compare_digest(token.encode(), pull_token(key).encode()):
+            raise PermissionDeniedError("the token does not match this job's key")
+
+    async def staged(self, job_id: str, version: int, *, timeout_s: float) -> Staging | None:
+        """Wait until a version is held; None after `timeout_s`.
+
+        Raises:
+            StateError: it is no longer expected.
+        """
+        end_s = asyncio.get_running_loop().time() + timeout_s
+        while (staging := self._held.get((job_id, version))) is None:
+            if not self._is_expected(job_id, version):
+                raise StateError(f"weights: version {version} is no longer expected")
+            try:
+                async with asyncio.timeout_at(end_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                return None
+        return staging
 
     def versions(self) -> list[int]:
         """Versions held, complete or partial."""
@@ -216,8 +265,15 @@ class WeightServer:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         self._check_peer(request)
         job_id, version = request.match_info["job_id"], int(request.match_info["version"])
-        await self._find(job_id, version)
-        self._check_token(request, job_id, version)
+        try:
+            presented = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            await self.find(job_id, version, token=presented)
+        except NotFoundError as error:
+            raise web.HTTPNotFound(text=error.message) from None
+        except VersionGoneError as error:
+            raise web.HTTPGone(text=error.message) from None
+        except PermissionDeniedError as error:
+            raise web.HTTPForbidden(text=error.message) from None
         try:
             requested = frames.parse_request(await request.read())
         except IntegrityError as error:
@@ -237,19 +293,6 @@ class WeightServer:
             transport.abort()
         return response
 
-    async def _find(self, job_id: str, version: int) -> None:
-        """Wait briefly until a version is held or expected."""
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + _NOT_FOUND_GRACE_S
-        while not self._is_expected(job_id, version) and (job_id, version) not in self._held:
-            if any(held.header.version > version for held in self._of(job_id)):
-                raise web.HTTPGone(text=f"version {version} is no longer held")
-            try:
-                async with asyncio.timeout_at(end_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                raise web.HTTPNotFound(text=f"version {version} is not held") from None
-
     def _check_peer(self, request: web.Request) -> None:
         transport, tls = request.transport, self._tls
         if tls is None or transport is None:
@@ -260,23 +303,10 @@ class WeightServer:
         self._refusals.add("weights", kinds)
         raise web.HTTPForbidden(text="weights are for trainers and rollout workers")
 
-    def _check_token(self, request: web.Request, job_id: str, version: int) -> None:
-        held = self._held.get((job_id, version))
-        key = held.key if held is not None else self._expected[job_id][1]
-        presented = request.headers.get("Authorization", "").encode()
-        if key and not hmac.compare_digest(presented, f"Bearer {pull_token(key)}".encode()):
-            raise web.HTTPForbidden(text="the token does not match this job's key")
-
     async def _staged(self, response: web.StreamResponse, job_id: str, version: int) -> Staging:
         """Wait until a version is held, sending keepalives."""
-        while (staging := self._held.get((job_id, version))) is None:
-            if not self._is_expected(job_id, version):
-                raise StateError(f"weights: version {version} is no longer expected")
-            try:
-                async with asyncio.timeout(_KEEPALIVE_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                await response.write(frames.waiting_frame(0))
+        while (staging := await self.staged(job_id, version, timeout_s=_KEEPALIVE_S)) is None:
+            await response.write(frames.waiting_frame(0))
         return staging
 
     async def _send(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from paceline.config.service import TlsSettings
 from paceline.errors import PacelineError
@@ -15,6 +17,8 @@ from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.types import PolicyVersion
 from paceline.weights.route import Route, TransferProgress, TransferReport
+from paceline.weights.snapshot.manifest import SnapshotHeader
+from paceline.weights.snapshot.memory import SharedMemory
 from paceline.weights.snapshot.staging import Staging
 from paceline.weights.stream.http import peer_tls
 from paceline.weights.stream.rate_limit import RateLimit
@@ -27,6 +31,66 @@ _RETRY_S = 0.5
 _SUPERSEDED_STALL_TIMEOUT_S = 2.0
 
 
+class VersionTransfer(Protocol):
+    """What brings one version; `Transfer` does so over HTTP."""
+
+    stall_timeout_s: float
+    """Without progress, while all sources fail."""
+
+    @property
+    def version(self) -> int:
+        """The version being transferred."""
+        ...
+
+    @property
+    def staging(self) -> Staging | None:
+        """What has arrived of it; None: nothing."""
+        ...
+
+    @property
+    def num_ready(self) -> int:
+        """Number of chunks received."""
+        ...
+
+    def is_complete(self) -> bool:
+        """Whether all chunks are received."""
+        ...
+
+    def is_half_done(self) -> bool:
+        """Whether at least half of the chunks are received."""
+        ...
+
+    def progress(self) -> TransferProgress:
+        """Chunks received so far, and the current sources."""
+        ...
+
+    def reroute(self, route: Route) -> None:
+        """Continue by another route to the same version."""
+        ...
+
+    async def run(self) -> Staging:
+        """Run until the snapshot is complete; raises when no source makes progress."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where one version arrives."""
+
+    stage: Callable[[SnapshotHeader, SharedMemory], Staging]
+    """Holds it in memory that is filled elsewhere, and offers it to peers."""
+    discard: Callable[[], None]
+    """Forgets what `stage` holds; the version is expected again."""
+
+
+class Shortcut(Protocol):
+    """Brings a version by other means than HTTP, which is there for where it cannot."""
+
+    def __call__(self, http: Transfer, route: Route, landing: Landing) -> VersionTransfer:
+        """What is run in place of the transfer over HTTP."""
+        ...
+
+
 class Receiver:
     """Pulls versions along its routes, and relays them to peers through `server` meanwhile.
 
@@ -35,7 +99,8 @@ class Receiver:
     are held: the newest complete one, the base of deltas, and the one in progress. A newer version
     supersedes one that is less than half received, but never two in a row. `keep` tells a version
     to hold in place of a newer complete one, which proved unusable; -1: none. `bytes_per_s` caps
-    what is read from the network; 0: no cap. Raises `ConfigError` if a file of `tls` is invalid.
+    what is read from the network; 0: no cap. With a `shortcut`, it pulls what that cannot bring.
+    Raises `ConfigError` if a file of `tls` is invalid.
     """
 
     def __init__(
@@ -50,7 +115,9 @@ class Receiver:
         metrics: Metrics | None = None,
         tls: TlsSettings | None = None,
         bytes_per_s: float = 0.0,
+        shortcut: Shortcut | None = None,
     ) -> None:
+        self._shortcut = shortcut
         self._job_id = job_id
         self._worker_id = worker_id
         self._server = server
@@ -63,7 +130,7 @@ class Receiver:
         self._route: Route | None = None  # the newest
         self._superseded_last = False  # the previous version was superseded
         self._latest = -1  # the newest complete version
-        self._transfer: Transfer | None = None
+        self._transfer: VersionTransfer | None = None
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
@@ -146,20 +213,7 @@ class Receiver:
         if self._base(self._keep()) is not None and self._keep() != self._latest:
             self._server.drop(self._job_id, self._latest)
         self._server.expect(self._job_id, version, key=route.key)
-        transfer = self._transfer = Transfer(
-            route,
-            job_id=self._job_id,
-            worker_id=self._worker_id,
-            stage=lambda header: self._server.stage(header, key=route.key),
-            base=self._base,
-            held=self._newest,
-            report=self._report,
-            peer=self._peer,
-            metrics=self._metrics,
-            pace=self._rate_limit,
-            stall_timeout_s=float("inf"),
-            is_superseded=lambda: self._is_superseded(version),
-        )
+        transfer = self._transfer = self._begin(route)
         pulling = asyncio.create_task(transfer.run(), name="pull")
         newer = asyncio.create_task(self._newer_than(lambda: version), name="newer")
         try:
@@ -177,6 +231,34 @@ class Receiver:
             await asyncio.wait({pulling, newer})
             if not transfer.is_complete():
                 self._abandon(transfer)
+
+    def _begin(self, route: Route) -> VersionTransfer:
+        version = route.version.version
+        http = Transfer(
+            route,
+            job_id=self._job_id,
+            worker_id=self._worker_id,
+            stage=lambda header: self._server.stage(header, key=route.key),
+            base=self._base,
+            held=self._newest,
+            report=self._report,
+            peer=self._peer,
+            metrics=self._metrics,
+            pace=self._rate_limit,
+            stall_timeout_s=float("inf"),
+            is_superseded=lambda: self._is_superseded(version),
+        )
+        if self._shortcut is None:
+            return http
+
+        def discard() -> None:
+            self._server.drop(self._job_id, version)
+            self._server.expect(self._job_id, version, key=route.key)
+
+        def stage(header: SnapshotHeader, memory: SharedMemory) -> Staging:
+            return self._server.stage(header, key=route.key, memory=memory)
+
+        return self._shortcut(http, route, Landing(stage, discard))
 
     def _is_superseded(self, version: int) -> bool:
         return self._route is not None and self._route.version.version > version
@@ -197,13 +279,13 @@ class Receiver:
             self._metrics.set("weight_version", version, job=self._job_id, state="held")
         self._complete(staging)
 
-    def _supersede(self, transfer: Transfer) -> None:
+    def _supersede(self, transfer: VersionTransfer) -> None:
         self._superseded_last = True  # a worker slower than publications would never finish
         log.info("superseded", job=self._job_id, version=transfer.version, ready=transfer.num_ready)
         if self._metrics is not None:
             self._metrics.add("weight_events", job=self._job_id, event="superseded")
 
-    def _abandon(self, transfer: Transfer) -> None:
+    def _abandon(self, transfer: VersionTransfer) -> None:
         if transfer.staging is not None:
             transfer.staging.abandon()
         self._server.drop(self._job_id, transfer.version)

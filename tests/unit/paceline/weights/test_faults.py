@@ -467,7 +467,7 @@ async def test_a_child_that_does_not_read_neither_blocks_others_nor_keeps_memory
     staging.finish()
     pulled = await pull([endpoint], job_id="job", version=1, stage=Staging, timeout_s=WAIT_S)
     assert pulled.complete
-    first, memory = staging.fd, weakref.ref(staging.buffer().obj)
+    first, memory = staging.memory.fd, weakref.ref(staging.buffer().obj)
     for header in headers[1:]:
         server.make_room("job", header.version)
         del staging
@@ -477,7 +477,7 @@ async def test_a_child_that_does_not_read_neither_blocks_others_nor_keeps_memory
         staging = server.stage(header)
         staging.fill(0, bytes(total))
         staging.finish()
-    assert staging.fd == first
+    assert staging.memory.fd == first
     writer.close()
     await server.close()
 

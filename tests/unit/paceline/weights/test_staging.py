@@ -219,7 +219,7 @@ def test_partial_seeds_serve_all_chunks_together() -> None:
 
 def test_memory_is_shared_through_the_file_descriptor() -> None:
     staging = produce(make_header([("a", "uint8", (300,))]))
-    with mmap.mmap(staging.fd, 300) as mapped:
+    with mmap.mmap(staging.memory.fd, 300, access=mmap.ACCESS_READ) as mapped:
         assert mapped[:] == bytes(staging.buffer())
 
 

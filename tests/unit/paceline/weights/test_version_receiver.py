@@ -83,7 +83,7 @@ class Worker:
     def _complete(self, staging: Staging) -> None:
         assert bytes(staging.buffer()) == content(staging.header.version)
         self.versions.append(staging.header.version)
-        self.memory.append(os.fstat(staging.fd).st_ino)
+        self.memory.append(os.fstat(staging.memory.fd).st_ino)
 
     def follow(self, version: int, *endpoints: str, base: int = -1, rate: float = 0.0) -> None:
         first, *others = endpoints
