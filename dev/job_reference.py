@@ -229,16 +229,10 @@ def _plugins() -> Iterator[str]:
         "`paceline plugins` lists what is installed.\n"
     )
     for kind, place in KINDS.items():
-        rows = [_options(kind, name) for name in sorted(_built_in(kind))]
+        rows = [_options(kind, name) for name in sorted(registry.built_in(kind))]
         yield f"### {kind.capitalize()}\n"
         yield f"`{place}`; [how to write one](plugins/{PAGES.get(kind, kind.rstrip('s'))}.md).\n"
         yield _table(("name", "options and defaults"), iter(rows))
-
-
-def _built_in(kind: str) -> Iterator[str]:
-    for name, point in registry.installed(kind).items():
-        if point.module.partition(".")[0] in {"paceline", "paceline_rollout", "paceline_tracking"}:
-            yield name
 
 
 def _options(kind: str, name: str) -> Row:

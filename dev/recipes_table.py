@@ -52,9 +52,8 @@ def table() -> str:
         "|---|---|---|---|---|---|---|--:|",
     ]
     rewards = _rewards()
-    points = registry.installed("recipes")
-    built_in = [name for name in points if points[name].module.startswith("paceline.methods.")]
-    rows = (_row(recipe(name), rewards.get(name, "")) for name in sorted(built_in))
+    names = sorted(registry.built_in("recipes"))
+    rows = (_row(recipe(name), rewards.get(name, "")) for name in names)
     return "\n".join([*head, *rows]) + "\n"
 
 

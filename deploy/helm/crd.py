@@ -186,8 +186,7 @@ def _compares_groups() -> list[str]:
     """Built-in advantages that need groups; for others the gateway checks jobs."""
     return [
         name
-        for name, point in sorted(registry.installed("advantages").items())
-        if point.dist is not None and point.dist.name == "paceline"
+        for name in sorted(registry.built_in("advantages"))
         if GROUP in declared(registry.options_of("advantages", name)).needs_with({})
     ]
 

@@ -36,8 +36,6 @@ from paceline.testing import (
 from paceline.types import Task
 from paceline_test_transforming import Drifting
 
-OURS = "paceline"
-
 
 class Fresh:
     """A sandbox per program, as each score has an event loop of its own here."""
@@ -97,8 +95,7 @@ SILENT = {"inputs": ["1"], "outputs": [""]}
 
 
 def built_in(kind: str) -> list[str]:
-    points = registry.installed(kind).items()
-    return sorted(name for name, point in points if point.dist and point.dist.name == OURS)
+    return sorted(registry.built_in(kind))
 
 
 def answer(task: Task) -> str:

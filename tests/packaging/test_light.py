@@ -85,14 +85,15 @@ def installed_with(extra: str) -> set[str]:
 
 
 OPTIONS = """
-from importlib.metadata import entry_points
 from paceline.plugins import registry
 from paceline.config.options import model_of
 
 for kind in registry.KINDS:
-    for name in registry.installed(f"options.{kind}"):
-        model_of(registry.options_of(kind, name), kind)
-        assert name in registry.installed(kind)
+    described = {n: registry.options_of(kind, n) for n in registry.built_in(kind)}
+    assert described
+    for name, source in described.items():
+        assert source is None or model_of(source, kind)
+assert not registry.unreadable()
 """
 
 

@@ -53,8 +53,10 @@ def resolved(spec: JobSpec) -> str:
 def plugins(_: Namespace) -> int:
     """`paceline plugins`."""
     for kind in registry.KINDS:
-        for name, point in sorted(registry.installed(kind).items()):
-            say(f"{kind:<14} {name:<16} {point.value}")
+        for name, plugin in sorted(registry.installed(kind).items()):
+            say(f"{kind:<14} {name:<16} {plugin.target}")
+    for target, reason in registry.unreadable().items():
+        say(f"cannot be read: {target}: {reason}", error=True)
     return 0
 
 

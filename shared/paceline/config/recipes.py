@@ -81,19 +81,19 @@ def recipe(name: str) -> Recipe:
     """An installed recipe by name; imports the package of its method.
 
     Raises:
-        InvalidError: there is none of this name, or it cannot be read.
+        InvalidError: there is none of this name, there are two, or it cannot be read.
     """
-    point = registry.installed("recipes").get(name)
-    if point is None:
+    installed = registry.get("recipes", name)
+    if installed is None:
         raise InvalidError(f"{_shown(name)} is not installed; {_instead_of(name)}")
     try:
-        method = point.load()
+        method = installed.load()
         if not isinstance(method, Method):
-            raise TypeError(f"{point.value} is not a Method")
-        text = (files(point.module) / method.recipe).read_text(encoding="utf-8")
+            raise TypeError(f"{installed.target} is not a Method")
+        text = (files(installed.module) / method.recipe).read_text(encoding="utf-8")
     except (ImportError, AttributeError, TypeError, OSError, ValueError) as error:
         raise InvalidError(f"{name!r} cannot be read: {error}") from None
-    return Recipe(name, method, inspect.getdoc(sys.modules[point.module]) or name, text)
+    return Recipe(name, method, inspect.getdoc(sys.modules[installed.module]) or name, text)
 
 
 def has_own_recipes(raw: Any) -> bool:

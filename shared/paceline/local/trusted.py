@@ -59,7 +59,7 @@ def _import_from(folder: str) -> None:
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = os.pathsep.join(filter(None, (folder, before)))
     importlib.invalidate_caches()
-    registry.installed.cache_clear()
+    registry.refresh()
 
 
 def _modules(folder: Path) -> Iterator[tuple[str, Path]]:

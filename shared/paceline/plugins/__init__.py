@@ -6,6 +6,7 @@ Two kinds of types are defined elsewhere: those that services share (`Task`, `Tr
 """
 
 from paceline.plugins.declared import Declared, RegularExpression, declared, declares
+from paceline.plugins.descriptors import Method, Plugin, Plugins
 from paceline.plugins.endpoints import Endpoints
 from paceline.plugins.engines import (
     Engine,
@@ -63,7 +64,6 @@ from paceline.plugins.groups import (
     Keep,
     Repair,
 )
-from paceline.plugins.methods import Method
 from paceline.plugins.model import StrictModel
 from paceline.plugins.programs import (
     ProgramEnding,
@@ -130,6 +130,8 @@ __all__ = [
     "Observation",
     "OpenGroup",
     "Pick",
+    "Plugin",
+    "Plugins",
     "ProgramEnding",
     "ProgramLimits",
     "ProgramOutcome",

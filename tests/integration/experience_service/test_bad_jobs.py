@@ -35,11 +35,11 @@ def hostile_plugins() -> Iterator[None]:
     before = os.environ["PYTHONPATH"]
     sys.path.append(HERE)
     os.environ["PYTHONPATH"] = os.pathsep.join([before, HERE])
-    registry.installed.cache_clear()
+    registry.refresh()
     yield
     sys.path.remove(HERE)
     os.environ["PYTHONPATH"] = before
-    registry.installed.cache_clear()
+    registry.refresh()
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def test_nothing_else_is_ever_accepted(name: str, kind: str, allowed: AllowedTar
     is_listed = kind in registry.FROM_MODULES and name in allowed.targets
     if is_listed or name in registry.installed(kind):
         registry.check(kind, name, allowed=allowed)
-        expected = name if is_listed else registry.installed(kind)[name].value
+        expected = name if is_listed else registry.installed(kind)[name].target
         assert registry.target(kind, name, allowed=allowed) == expected
     else:
         with pytest.raises(InvalidError):
@@ -75,7 +75,7 @@ def test_a_reward_worker_calls_plug_ins_and_listed_functions_only(
     name: str, by_python: bool
 ) -> None:
     part = {"kind": "python", "function": name} if by_python else {"kind": name}
-    installed = {point.value for point in registry.installed("rewards").values()}
+    installed = {plugin.target for plugin in registry.installed("rewards").values()}
     try:
         (read,) = read_parts(json.dumps([part]), allowed=LISTED)
     except InvalidError:
@@ -154,10 +154,10 @@ def oddly_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     lines = [f"[paceline.{kind}]\nos:system = json:dumps\n" for kind in registry.KINDS]
     (folder / "entry_points.txt").write_text("".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
-    registry.installed.cache_clear()
+    registry.refresh()
     yield
     monkeypatch.undo()
-    registry.installed.cache_clear()
+    registry.refresh()
 
 
 @pytest.mark.usefixtures("oddly_named")

@@ -223,8 +223,8 @@ def world_digest(spec: JobSpec) -> str:
     """A digest of what rewards of a task depend on: another environment offers no old success."""
     tasks = spec.tasks
     name = tasks.environment
-    point = registry.installed("environments").get(name)
-    release = point.dist.version if point is not None and point.dist is not None else ""
+    plugin = registry.get("environments", name)
+    release = plugin.point.dist.version if plugin and plugin.point.dist else ""
     about: dict[str, object] = {
         "environment": [name, release, tasks.options, tasks.seed],
         "code": spec.code.digest if spec.code is not None else "",

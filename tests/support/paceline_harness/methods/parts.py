@@ -16,7 +16,6 @@ from paceline.config import resolve_job
 from paceline.config.named import named
 from paceline.plugins import registry
 
-OURS = "paceline"  # the distribution
 KINDS = ("filters", "advantages", *registry.SLOTS)
 FIELDS = {
     "filters": "experience.filters",
@@ -68,8 +67,7 @@ class Part:
 
 def built_in(kind: str) -> list[str]:
     """Names of the plug-ins of a kind that Paceline itself installs, in order."""
-    points = registry.installed(kind).items()
-    return sorted(name for name, point in points if point.dist and point.dist.name == OURS)
+    return sorted(registry.built_in(kind))
 
 
 def parts() -> list[Part]:
