@@ -69,7 +69,6 @@ EXAMPLES = {
             "rarity/__init__.py",
             "rarity/advantage.py",
             "rarity/correction.py",
-            "rarity/options.py",
             "rarity/recipe.yaml",
         ),
         "recipe: rarity",

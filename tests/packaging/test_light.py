@@ -97,6 +97,27 @@ assert not registry.unreadable()
 """
 
 
+DESCRIPTORS = """
+import sys
+from paceline.plugins import registry
+
+registry.check("rewards", "exact")
+assert "paceline.methods.tis" not in sys.modules
+empty = [kind for kind in ("recipes", *registry.KINDS) if not registry.built_in(kind)]
+assert not empty, empty
+assert not registry.unreadable()
+heavy = {"numpy", "sympy", "torch", "transformers"} & sys.modules.keys()
+assert not heavy, heavy
+assert "paceline.methods.tis" in sys.modules
+assert "paceline.methods.tis.correction" not in sys.modules
+"""
+
+
+def test_descriptors_are_read_without_what_they_name() -> None:
+    """Who looks for a reward does not read those of methods; no list of built-ins is empty."""
+    said_by(DESCRIPTORS)
+
+
 @functools.cache
 def owners() -> dict[str, set[str]]:
     """The distributions of each top-level module of this environment."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +14,8 @@ import httpx
 import pytest
 
 from paceline_harness.patience import PATIENCE_S
+from paceline_harness.source_tree import copied_tree, env_of
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 # What is written by hand: the file, the line before which it goes, the text.
@@ -119,26 +117,13 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tree with the RPC, with generated files updated."""
-    folder = tmp_path_factory.mktemp("tree")
-    named = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
-    for name in filter(None, named.split("\0")):
-        if (ROOT / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    folder = copied_tree(tmp_path_factory.mktemp("tree"))
     for name, before, text in EDITS:
         path = folder / name
         assert path.read_text().count(before) == 1, (name, before)
         path.write_text(path.read_text().replace(before, text + before))
     subprocess.run([sys.executable, "dev/generate.py"], cwd=folder, env=env_of(folder), check=True)
     return folder
-
-
-def env_of(tree: Path) -> dict[str, str]:
-    """An environment in which Python finds the copy before the installed tree."""
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(str(tree / f) for f in ("shared", "services")),
-    }
 
 
 def is_ready(addresses: Path) -> bool:

@@ -19,6 +19,7 @@ with importing():
     from paceline.data.errors import answer_of
     from paceline.errors import InvalidError, UnavailableError
     from paceline.parent import PARENT_CHECK_S, end_with_parent
+    from paceline.plugins import registry
     from paceline.server.child import take_pipes
     from paceline_experience.ledger.sources import try_plugins
 
@@ -33,6 +34,7 @@ def main() -> None:
     """
     source, sink = take_pipes()
     num_bytes, parent = int(sys.argv[1]), os.getppid()
+    registry.installed("advantages")  # reads all descriptors, which each fork would do again
     _answer(sink, "ready")
     for line in source:
         process = _FORKS.Process(target=_try, args=(line, sink, num_bytes))

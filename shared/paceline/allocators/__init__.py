@@ -1,5 +1,8 @@
 """Built-in allocators, which decide how many episodes a task gets.
 
-An allocator is a class in a module of its own, registered under its name in `pyproject.toml`
-(`paceline.allocators`); see `docs/plugins.md`.
+An allocator is a class in a module of its own, described by its parameters.
 """
+
+from paceline.plugins import Plugin, Plugins
+
+PLUGINS = Plugins({"allocators": {"redundancy": Plugin(".redundancy:Redundancy")}})

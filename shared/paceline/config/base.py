@@ -81,8 +81,9 @@ Options = Annotated[dict[str, Any], Field(max_length=256), AfterValidator(check_
 class PluginSpec(JsonModel):
     """A plug-in by name (`kind`) and its own options.
 
-    The name is that of an entry point. Rewards, filters and advantages in the code that comes with
-    the job are `module:attribute`; without such code, rewards and slots of the objective may be.
+    The name is that of an installed plug-in. Rewards, filters and advantages in the code that comes
+    with the job are `module:attribute`; without such code, rewards and slots of the objective may
+    be.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)

@@ -1,9 +1,9 @@
 """Checks options of plug-ins without importing the plug-ins themselves.
 
-The options are described by the entry point of the same name in `paceline.options.<kind>`, or by
-the descriptor of an environment: a pydantic model, or a function or class whose keyword
-parameters are the options. It must be cheap to import. A plug-in without one is checked against
-its own parameters, in the process that runs it.
+The descriptor of a plug-in, or its entry point in `paceline.options.<kind>`, names what describes
+the options: a pydantic model, or a function or class whose keyword parameters are the options. It
+must be cheap to import. A plug-in without one is checked against its own parameters, in the process
+that runs it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """RL methods, one folder each; `parts` holds the building blocks that they share.
 
-A method is an advantage estimator, an objective, or both, each with an options model that imports
-no torch. They are registered under their names in `pyproject.toml` (`paceline.advantages`,
-`paceline.objectives`, and `paceline.options.*` for the options); see `docs/plugins.md`.
+The `__init__` of a method has its descriptor, `METHOD`, and the models of its options, and imports
+neither torch nor numpy. The descriptor is the target of the method's entry point in
+`paceline.methods`; see `docs/plugins/recipe.md`.
 """

@@ -1,8 +1,9 @@
 """Declarations that plug-ins make about themselves, read before a plug-in is used.
 
-They are attached to the target of the plug-in's entry point in `paceline.options.<kind>`: its
-options model, or the function itself. Only installed plug-ins have such entry points, so code that
-comes with a job cannot declare anything that a shared process would act on.
+They are attached to what describes the options of a plug-in: a model, or the function itself, as
+its descriptor or its entry point in `paceline.options.<kind>` names it. Only installed plug-ins
+have these, so code that comes with a job cannot declare anything that a shared process would act
+on.
 """
 
 from __future__ import annotations

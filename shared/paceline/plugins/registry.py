@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from paceline.errors import InvalidError, UnlistedError
 from paceline.extras import not_installed
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
-from paceline.plugins.descriptors import DESCRIBED, Method, Plugin, Plugins
+from paceline.plugins.descriptors import DESCRIBED, Method, Plugins
 from paceline.plugins.descriptors import KINDS as KINDS
 from paceline.plugins.descriptors import SLOTS as SLOTS
 from paceline.plugins.environments import EnvironmentPlugin
@@ -161,39 +161,31 @@ def _descriptors(group: str) -> _Descriptors:
     unreadable: dict[str, str] = {}
     for point in _points(group):
         try:
-            plugins += _described(point, _DESCRIPTORS[group])
+            plugins += [*_declared(point, _DESCRIPTORS[group])]
         except (Exception, SystemExit) as error:  # supervisor boundary of a descriptor's import
-            unreadable[point.value] = f"{type(error).__name__}: {error}"
-            _log.warning("the descriptor %s cannot be read", point.value, exc_info=True)
+            unreadable[point.value] = reason = f"{type(error).__name__}: {error}"
+            _log.warning("the descriptor %s cannot be read: %s", point.value, reason)
     by_kind = {kind: _by_name(each for own, each in plugins if own == kind) for kind in DESCRIBED}
     return _Descriptors(by_kind, unreadable)
 
 
-def _described(
+def _declared(
     point: EntryPoint, wanted: type[Plugins] | type[Method]
-) -> list[tuple[str, Installed]]:
+) -> Iterator[tuple[str, Installed]]:
     """Kinds and plug-ins of a descriptor; raises whatever its module raises."""
     descriptor = point.load()
     if not isinstance(descriptor, wanted):
         raise TypeError(f"it is not a {wanted.__name__} but {descriptor!r}")
-    return [
-        (kind, _plugin(name, each, point))
-        for kind, plugins in descriptor.parts.items()
-        for name, each in plugins.items()
-    ]
+    for kind, plugins in descriptor.parts.items():
+        for name, plugin in plugins.items():
+            options = plugin.options or plugin.target
+            if isinstance(options, str):
+                options = _absolute(options, point.module)
+            yield kind, Installed(name, _absolute(plugin.target, point.module), point, options)
 
 
-def _plugin(name: str, plugin: Plugin, point: EntryPoint) -> Installed:
-    def absolute(target: str) -> str:
-        return f"{point.module}{target}" if target.startswith(".") else target
-
-    options = plugin.options or plugin.target
-    return Installed(
-        name,
-        absolute(plugin.target),
-        point,
-        absolute(options) if isinstance(options, str) else options,
-    )
+def _absolute(target: str, package: str) -> str:
+    return package + target if target.startswith(".") else target
 
 
 def _by_name(plugins: Iterable[Installed]) -> dict[str, Installed]:

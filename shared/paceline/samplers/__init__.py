@@ -1,5 +1,15 @@
 """Built-in samplers, which decide the order of tasks.
 
-A sampler is a class in a module of its own, registered under its name in `pyproject.toml`
-(`paceline.samplers`); see `docs/plugins.md`.
+A sampler is a class in a module of its own, described by its parameters.
 """
+
+from paceline.plugins import Plugin, Plugins
+
+PLUGINS = Plugins(
+    {
+        "samplers": {
+            "shuffle": Plugin(".shuffle:Shuffle"),
+            "staged": Plugin(".staged:Staged"),
+        },
+    }
+)

@@ -1,6 +1,8 @@
 """Built-in topologies, which drive an episode: the order of turns and the resulting transcripts.
 
-A topology is a coroutine function in a module of its own, registered under its name in
-`pyproject.toml` (`paceline.topologies`, and `paceline.options.topologies` for its options); see
-`docs/plugins.md`.
+A topology is a coroutine function in a module of its own, described by its parameters.
 """
+
+from paceline.plugins import Plugin, Plugins
+
+PLUGINS = Plugins({"topologies": {"linear": Plugin(".linear:linear")}})

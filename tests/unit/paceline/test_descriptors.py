@@ -144,6 +144,13 @@ def test_an_entry_point_of_its_own_comes_first_with_its_own_options(install: Ins
     assert "bare" not in registry.built_in("filters")
 
 
+def test_a_recipe_that_an_entry_point_names_has_no_parts(install: Install) -> None:
+    install("[paceline.recipes]\nplain = halving:METHOD\n")
+    assert recipe("plain").fragment()["trainer"]["objective"]["corrections"][0]["share"] == 0.25
+    with pytest.raises(InvalidError, match="corrections: 'halved' is not installed"):
+        registry.check("corrections", "halved")
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [

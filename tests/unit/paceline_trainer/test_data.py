@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.errors import InvalidError
-from paceline.methods.otr.options import OtrOptions
+from paceline.methods.otr import OtrOptions
 from paceline.methods.otr.surrogate import one_token
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2

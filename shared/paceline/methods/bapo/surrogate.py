@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from paceline.methods.bapo.options import BapoOptions
+from paceline.methods.bapo import BapoOptions
 from paceline.methods.parts.batch import TokenBatch, TokenLoss
 from paceline.methods.parts.slots import planned
 from paceline.methods.parts.surrogates import clipped_between, log_ratio

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.methods.cispo.options import CispoOptions
+from paceline.methods.cispo import CispoOptions
 from paceline.methods.parts.batch import TokenBatch, TokenLoss
 from paceline.methods.parts.surrogates import log_ratio
 

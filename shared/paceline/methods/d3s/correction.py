@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.methods.d3s.options import D3sTokensOptions
+from paceline.methods.d3s import D3sTokensOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.slots import planned
 from paceline.methods.parts.whole_batch import WholeBatch

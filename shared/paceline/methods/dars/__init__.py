@@ -5,12 +5,13 @@ second wave of episodes makes up for it. `dars_b` adds breadth: updates of the f
 the release, prompts without any success get the largest waves; `hopeless_share` bounds them.
 """
 
-from paceline.plugins import Method
+from paceline.plugins import Method, Plugin
 
 METHOD = Method(
     stage="generate",
     evidence="code",
     claim="higher pass@k than GRPO without a loss of pass@1",
+    parts={"allocators": {"dars": Plugin(".allocator:Dars")}},
 )
 
 BREADTH = Method(

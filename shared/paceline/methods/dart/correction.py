@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from paceline.methods.dart.options import DartStepsOptions
+from paceline.methods.dart import DartStepsOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.slots import planned
 from paceline.methods.parts.surrogates import finite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.methods.decoupled_ppo.options import BehaviourWeightOptions
+from paceline.methods.decoupled_ppo import BehaviourWeightOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.surrogates import log_ratio, sequence_log_ratio
 

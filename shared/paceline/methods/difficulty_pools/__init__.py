@@ -4,6 +4,10 @@ Known from open trainers (prime-rl's buffer): what all samples solve or none tea
 but a small share of it tells when that has changed.
 """
 
-from paceline.plugins import Method
+from paceline.plugins import Method, Plugin
 
-METHOD = Method(stage="generate", evidence="notes")
+METHOD = Method(
+    stage="generate",
+    evidence="notes",
+    parts={"samplers": {"difficulty_pools": Plugin(".sampler:DifficultyPools")}},
+)

@@ -4,10 +4,19 @@ GRPO without division by the group's standard deviation, which overweights quest
 easy or too hard.
 """
 
-from paceline.plugins import Method
+from __future__ import annotations
+
+from paceline.plugins import Method, Plugin, StrictModel, declares
+
+
+@declares(needs=("group>=2",))
+class DrGrpoOptions(StrictModel):
+    """`dr_grpo` has no options."""
+
 
 METHOD = Method(
     stage="control",
     evidence="code",
     claim="43.3 % on AIME 2024 with a 7B base model and shorter wrong answers",
+    parts={"advantages": {"dr_grpo": Plugin(".advantage:dr_grpo", DrGrpoOptions)}},
 )

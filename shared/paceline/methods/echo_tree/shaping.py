@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.methods.echo_tree.options import EchoHybridOptions
+from paceline.methods.echo_tree import EchoHybridOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.slots import planned
 from paceline.methods.parts.surrogates import finite

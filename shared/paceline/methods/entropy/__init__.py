@@ -3,6 +3,22 @@
 Of the full distribution, which the trainer computes with the log-probs, in chunks.
 """
 
-from paceline.plugins import Method
+from __future__ import annotations
 
-METHOD = Method(stage="control", evidence="code")
+from pydantic import Field
+
+from paceline.plugins import Method, Plugin, StrictModel, declares
+
+
+@declares(needs=("entropy",))
+class EntropyOptions(StrictModel):
+    """Options of `entropy`."""
+
+    coef: float = Field(gt=0.0)
+
+
+METHOD = Method(
+    stage="control",
+    evidence="code",
+    parts={"regularisers": {"entropy": Plugin(".regulariser:entropy", EntropyOptions)}},
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.methods.entropy.options import EntropyOptions
+from paceline.methods.entropy import EntropyOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.surrogates import finite
 

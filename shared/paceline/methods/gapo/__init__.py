@@ -5,10 +5,30 @@ interval of the group's rewards instead. With as many successes as failures the 
 so failures get no gradient then.
 """
 
-from paceline.plugins import Method
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from paceline.plugins import Method, Plugin, StrictModel, declares
+
+
+@declares(needs=("group>=2",))
+class GapoOptions(StrictModel):
+    """Options of `gapo`."""
+
+    tau: float = Field(default=0.5, gt=0.0, le=1.0)
+    """Share of the rewards that the densest interval has."""
+    center: Literal["median", "mean"] = "median"
+    """What is taken of the interval."""
+    scale: bool = True
+    """Divide by the deviation of all rewards from that centre."""
+
 
 METHOD = Method(
     stage="control",
     evidence="code",
     claim="up to +4.4 points of exact match over GRPO and DAPO in code editing",
+    parts={"advantages": {"gapo": Plugin(".advantage:gapo", GapoOptions)}},
 )

@@ -4,10 +4,31 @@ Summing the parts of a reward before normalising gives different combinations th
 Here each part is normalised over its group, then the weighted sum over the batch.
 """
 
-from paceline.plugins import Method
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from paceline.plugins import Method, Plugin, StrictModel, declares
+
+Weight = Annotated[float, Field(ge=-1e6, le=1e6)]
+
+
+@declares(needs=("group>=2",))
+class GdpoOptions(StrictModel):
+    """Options of `gdpo`."""
+
+    weights: dict[str, Weight] = Field(default_factory=dict, max_length=32)
+    """Of the parts of the reward, by name; those that are not named have weight 1."""
+    over: Literal["episodes", "tokens"] = "episodes"
+    """What the batch is normalised over: `episodes` (reference) or `tokens` (verl)."""
+    eps: float = Field(default=1e-4, ge=0.0)
+
 
 METHOD = Method(
     stage="control",
     evidence="code",
     claim="up to +6.3 points on AIME over GRPO with several rewards",
+    parts={"advantages": {"gdpo": Plugin(".advantage:gdpo", GdpoOptions)}},
 )

@@ -5,10 +5,24 @@ the geometric mean of a sequence's ratios, the same for all of its tokens; its b
 hundreds of times narrower. Aggregate with `seq_mean_token_mean`.
 """
 
-from paceline.plugins import Method
+from __future__ import annotations
+
+from pydantic import Field
+
+from paceline.plugins import Method, Plugin, StrictModel, declares
+
+
+@declares(needs=("ratio",))
+class GspoOptions(StrictModel):
+    """Options of `gspo`: bounds of the sequence ratio, 1 - low to 1 + high."""
+
+    low: float = Field(default=3e-4, ge=0.0)
+    high: float = Field(default=4e-4, ge=0.0)
+
 
 METHOD = Method(
     stage="control",
     evidence="code",
     claim="stable training of mixture-of-experts models without routing replay",
+    parts={"surrogates": {"gspo": Plugin(".surrogate:gspo", GspoOptions)}},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.methods.gspo.options import GspoOptions
+from paceline.methods.gspo import GspoOptions
 from paceline.methods.parts.batch import TokenBatch, TokenLoss
 from paceline.methods.parts.surrogates import clipped_between, log_ratio, sequence_log_ratio
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.methods.high_entropy.options import HighEntropyOptions
+from paceline.methods.high_entropy import HighEntropyOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.slots import planned
 from paceline.methods.parts.whole_batch import WholeBatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.methods.icepop.options import IcePopOptions
+from paceline.methods.icepop import IcePopOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.surrogates import log_ratio
 

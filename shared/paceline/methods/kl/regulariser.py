@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.methods.kl.options import KlOptions
+from paceline.methods.kl import KlOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.surrogates import k3, log_difference, log_ratio
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.methods.kl.options import KlPenaltyOptions
+from paceline.methods.kl import KlPenaltyOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.surrogates import log_ratio
 

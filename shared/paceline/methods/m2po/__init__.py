@@ -9,12 +9,31 @@ of the advantage, on the proximal policy), and the surrogate `m2po_cap` solves e
 bounds that the release searches for.
 """
 
-from paceline.plugins import Method
+from __future__ import annotations
+
+from pydantic import Field
+
+from paceline.plugins import Method, Plugin, StrictModel, declares
+
+
+@declares(needs=("whole_batch",))
+class M2poOptions(StrictModel):
+    """Options of `m2po`, `m2po_prox_mask` and `m2po_cap`."""
+
+    tau: float = Field(default=0.04, gt=0.0)
+    """Bound of the mean squared log-ratio; 0.04 in all of the paper's runs."""
+
 
 METHOD = Method(
     stage="control",
     evidence="notes",
     claim="at 256 updates of delay as good as without delay (1.7B to 32B)",
+    parts={
+        "corrections": {
+            "m2po": Plugin(".correction:m2po", M2poOptions),
+            "m2po_prox_mask": Plugin(".correction:m2po_prox_mask", M2poOptions),
+        },
+    },
 )
 
 RELEASE = Method(
@@ -22,4 +41,5 @@ RELEASE = Method(
     evidence="code",
     claim="as m2po; the release clips where the paper masks",
     recipe="recipe_release.yaml",
+    parts={"surrogates": {"m2po_cap": Plugin(".surrogate:m2po_cap", M2poOptions)}},
 )

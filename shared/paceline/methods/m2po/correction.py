@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from paceline.methods.m2po.options import M2poOptions
+from paceline.methods.m2po import M2poOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.slots import planned
 from paceline.methods.parts.whole_batch import WholeBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.methods.m2po.options import M2poOptions
+from paceline.methods.m2po import M2poOptions
 from paceline.methods.parts.batch import TokenBatch, TokenLoss
 from paceline.methods.parts.slots import planned
 from paceline.methods.parts.surrogates import LOG_RATIO_LIMIT, clipped_between, log_ratio

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.methods.minpro.options import MinproOptions
+from paceline.methods.minpro import MinproOptions
 from paceline.methods.parts.batch import TokenBatch, TokenLoss
 from paceline.methods.parts.surrogates import log_ratio
 

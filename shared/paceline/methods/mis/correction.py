@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.methods.mis.options import MisOptions
+from paceline.methods.mis import MisOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.surrogates import log_ratio, sequence_log_ratio
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.methods.mssr.options import MssrEntropyOptions
+from paceline.methods.mssr import MssrEntropyOptions
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.surrogates import finite
 

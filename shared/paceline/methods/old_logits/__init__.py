@@ -10,16 +10,30 @@ It is exact where a turn has no KV cache of older weights: `rollout.activation: 
 `trainer.mismatch.bytes` bounds the memory of kept weights.
 """
 
-from paceline.plugins import Method
+from __future__ import annotations
+
+from paceline.plugins import Method, Plugin, StrictModel, declares
+
+
+@declares(needs=("snapshots",))
+class SnapshotOptions(StrictModel):
+    """`snapshot` has no options; see `trainer.mismatch.bytes`."""
+
+
+class InterpolatedOptions(StrictModel):
+    """`interpolated` has no options."""
+
 
 METHOD = Method(
     stage="control",
     evidence="notes",
     claim="66.2 against 64.0 of decoupled PPO on tau2-retail (4B), 69.7 against 65.4 (30B-A3B)",
+    parts={"proximals": {"snapshot": Plugin(".proximal:snapshot", SnapshotOptions)}},
 )
 INTERPOLATED = Method(
     stage="control",
     evidence="code",
     claim="as decoupled PPO, without its additional forward pass",
     recipe="recipe_interpolated.yaml",
+    parts={"proximals": {"interpolated": Plugin(".proximal:interpolated", InterpolatedOptions)}},
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.methods.old_logits.options import InterpolatedOptions, SnapshotOptions
+from paceline.methods.old_logits import InterpolatedOptions, SnapshotOptions
 from paceline.methods.parts.proximal import Between, KnownTokens
 
 

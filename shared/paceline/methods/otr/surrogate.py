@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.methods.otr.options import OtrOptions
+from paceline.methods.otr import OtrOptions
 from paceline.methods.parts.batch import TokenBatch, TokenLoss
 from paceline.methods.parts.slots import LogitRows, reads_logits
 from paceline.methods.parts.uniform import uniform

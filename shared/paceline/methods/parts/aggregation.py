@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.methods.parts import AggregationOptions, SumNormOptions
 from paceline.methods.parts.batch import TokenBatch
-from paceline.methods.parts.options import AggregationOptions, SumNormOptions
 
 
 def per_sequence(values: Tensor, batch: TokenBatch) -> Tensor:

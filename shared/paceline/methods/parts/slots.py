@@ -18,8 +18,8 @@ head, on a chunk of tokens at a time, so that logits of all tokens never exist a
     @reads_logits(margin)
     def my_surrogate(tokens: TokenBatch, options: MyOptions) -> TokenLoss: ...
 
-`options` is a pydantic model, named by the slot's entry point in `paceline.options.<kind>`; it must
-not import torch, as it is checked at submit.
+`options` is a pydantic model, which the descriptor of the slot names too; its module must not
+import torch, as options are checked at submit.
 """
 
 from __future__ import annotations

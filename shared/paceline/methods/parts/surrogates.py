@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.methods.parts import ClipOptions
 from paceline.methods.parts.aggregation import per_sequence
 from paceline.methods.parts.batch import TokenBatch, TokenLoss
-from paceline.methods.parts.options import ClipOptions
 
 LOG_RATIO_LIMIT = 20.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.methods.parts.batch import TokenBatch, TokenLoss
 from paceline.methods.parts.surrogates import bounded_below, clipped, log_ratio
-from paceline.methods.ppo.options import PpoClipOptions
+from paceline.methods.ppo import PpoClipOptions
 
 
 def ppo_clip(tokens: TokenBatch, options: PpoClipOptions) -> TokenLoss:

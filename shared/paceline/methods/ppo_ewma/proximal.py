@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from paceline.methods.parts.proximal import KnownTokens
-from paceline.methods.ppo_ewma.options import EwmaOptions
+from paceline.methods.ppo_ewma import EwmaOptions
 
 
 def ewma(known: KnownTokens, options: EwmaOptions) -> Tensor:

@@ -7,11 +7,18 @@ them. Use the reward `template_answer` in place of `exact`: it looks where the t
 for the answer. The recipe adds the format to it with weight 1.
 """
 
-from paceline.plugins import Method
+from paceline.plugins import Method, Plugin
 
 METHOD = Method(
     stage="generate",
     evidence="code",
     claim="45.2 points on average over mathematical benchmarks with a 1.5B model, still stable "
     "after 60 epochs",
+    parts={
+        "transforms": {
+            "prompt_augmentation": Plugin(
+                ".transform:prompt_augmentation", ".templates:PromptAugmentationOptions"
+            )
+        },
+    },
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from paceline.errors import InvalidError
 from paceline.plugins import StrictModel
@@ -148,3 +148,27 @@ def chosen(templates: tuple[str | PromptTemplate, ...]) -> tuple[PromptTemplate,
             raise InvalidError(f"two templates are named {template.name!r}")
         found[template.name] = template
     return tuple(found.values())
+
+
+class PromptAugmentationOptions(StrictModel):
+    """Options of `prompt_augmentation`."""
+
+    templates: tuple[str | PromptTemplate, ...] = Field(default=(), max_length=64)
+    """Templates to draw from: names of built-in ones, or others with `name`, `text`, `tags` and
+    `answer`; all built-in ones if empty."""
+    evaluation: str = Field(default="", max_length=64)
+    """Name of the template for held-out tasks; the first one if empty."""
+
+    @model_validator(mode="after")
+    def _can_be_used(self) -> Self:
+        try:
+            found = chosen(self.templates)
+        except InvalidError as error:
+            raise ValueError(error.message) from None
+        names = [each.name for each in found]
+        if self.evaluation and self.evaluation not in names:
+            raise ValueError(
+                f"evaluation {self.evaluation!r} is not among the templates; allowed: "
+                + ", ".join(names)
+            )
+        return self

@@ -9,8 +9,11 @@ from typing import Any
 from paceline.digest import number
 from paceline.enums import Purpose
 from paceline.methods.parts.prompts import rewritten
-from paceline.methods.prompt_augmentation.options import PromptAugmentationOptions
-from paceline.methods.prompt_augmentation.templates import PromptTemplate, chosen
+from paceline.methods.prompt_augmentation.templates import (
+    PromptAugmentationOptions,
+    PromptTemplate,
+    chosen,
+)
 from paceline.plugins import Observation, TransformContext, Variant
 
 

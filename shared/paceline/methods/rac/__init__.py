@@ -10,10 +10,11 @@ policy corrects itself: corrections by a teacher need an engine of another model
 have. Each episode trains its own turns only.
 """
 
-from paceline.plugins import Method
+from paceline.plugins import Method, Plugin
 
 METHOD = Method(
     stage="generate",
     evidence="notes",
     claim="about a tenth of the data, with corrections by people",
+    parts={"allocators": {"rac": Plugin(".allocator:Rac")}},
 )

@@ -5,6 +5,20 @@ behaviour}` is the unbounded importance weight that M2PO and VCPO control. The r
 truncated weight, as its episodes are older than the policy.
 """
 
-from paceline.plugins import Method
+from __future__ import annotations
 
-METHOD = Method(stage="control", evidence="code")
+from paceline.plugins import Method, Plugin, StrictModel
+
+
+class ReinforceOptions(StrictModel):
+    """Options of `reinforce`."""
+
+    is_ratio: bool = False
+    """Whether the loss is `-r A` with the ratio to the proximal policy, or `-A log p`."""
+
+
+METHOD = Method(
+    stage="control",
+    evidence="code",
+    parts={"surrogates": {"reinforce": Plugin(".surrogate:reinforce", ReinforceOptions)}},
+)

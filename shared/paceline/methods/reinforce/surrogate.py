@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.methods.parts.batch import TokenBatch, TokenLoss
 from paceline.methods.parts.surrogates import log_ratio
-from paceline.methods.reinforce.options import ReinforceOptions
+from paceline.methods.reinforce import ReinforceOptions
 
 
 def reinforce(tokens: TokenBatch, options: ReinforceOptions) -> TokenLoss:

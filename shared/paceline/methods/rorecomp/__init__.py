@@ -9,10 +9,28 @@ The paper draws compensation batches from a buffer of what earlier batches have 
 are the rest of the same batch, which is no older than it and has advantages of its own group.
 """
 
-from paceline.plugins import Method
+from __future__ import annotations
+
+from pydantic import Field
+
+from paceline.plugins import Method, Plugin, StrictModel, declares
+
+
+@declares(needs=("group>=2",))
+class RorecompOptions(StrictModel):
+    """Options of `rorecomp`."""
+
+    share: float = Field(default=0.5, gt=0.0, le=1.0)
+    """Of the successes, and of the failures, of a group that are its priority; rounded up."""
+    every: int = Field(default=4, ge=2, le=1_000_000)
+    """At every so many steps the others train instead."""
+    success: float = 0.5
+    """Rewards above it are successes."""
+
 
 METHOD = Method(
     stage="replay",
     evidence="reconstructed",
     claim="answers 27.7 % shorter in zero RL, 46.8 % fewer tool calls, at about equal accuracy",
+    parts={"advantages": {"rorecomp": Plugin(".advantage:rorecomp", RorecompOptions)}},
 )

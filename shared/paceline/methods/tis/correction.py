@@ -9,7 +9,7 @@ from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.slots import planned
 from paceline.methods.parts.surrogates import log_ratio, sequence_log_ratio
 from paceline.methods.parts.whole_batch import WholeBatch
-from paceline.methods.tis.options import TisOptions
+from paceline.methods.tis import TisOptions
 
 LEAST_MEAN = 1e-8
 

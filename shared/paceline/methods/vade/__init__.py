@@ -5,10 +5,11 @@ drawn by Thompson sampling where a group is expected to tell most: hard but poss
 rewards differ. No extra rollouts are needed to know them.
 """
 
-from paceline.plugins import Method
+from paceline.plugins import Method, Plugin
 
 METHOD = Method(
     stage="generate",
     evidence="reconstructed",
     claim="the reward of uniform sampling with about a third of the rollouts",
+    parts={"samplers": {"vade": Plugin(".sampler:Vade")}},
 )

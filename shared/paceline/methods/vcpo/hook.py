@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.methods.parts.slots import StepScale
 from paceline.methods.parts.surrogates import log_ratio
 from paceline.methods.parts.whole_batch import WholeBatch
-from paceline.methods.vcpo.options import VcpoStepOptions
+from paceline.methods.vcpo import VcpoStepOptions
 
 
 def vcpo_step(whole: WholeBatch, options: VcpoStepOptions) -> StepScale:

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.enums import Purpose
 from paceline.methods.parts.prompts import rewritten
-from paceline.methods.xrpo.options import XrpoSeedsOptions
+from paceline.methods.xrpo import XrpoSeedsOptions
 from paceline.plugins import Observation, TransformContext, Variant
 from paceline.types import Task
 

@@ -48,7 +48,7 @@ Wrong = Iterator[tuple[Any, str]]
 def schema_of(part: Part) -> dict[str, dict[str, Any]]:
     """The JSON schema of each option of a part."""
     source = options_source(part.kind, part.name)
-    assert source is not None, f"{part} has no entry point in paceline.options.{part.kind}"
+    assert source is not None, f"nothing describes the options of {part}"
     return model_of(source, part.kind).model_json_schema(by_alias=True).get("properties", {})
 
 

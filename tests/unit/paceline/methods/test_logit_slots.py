@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from paceline.methods.d3s import D3sTokensOptions
 from paceline.methods.d3s.correction import d3s_tokens
-from paceline.methods.d3s.options import D3sTokensOptions
+from paceline.methods.dart import DartStepsOptions
 from paceline.methods.dart.correction import dart_steps
-from paceline.methods.dart.options import DartStepsOptions
-from paceline.methods.echo_tree.options import EchoHybridOptions
+from paceline.methods.echo_tree import EchoHybridOptions
 from paceline.methods.echo_tree.shaping import echo_hybrid
-from paceline.methods.otr.options import OtrOptions
+from paceline.methods.otr import OtrOptions
 from paceline.methods.otr.surrogate import one_token, otr
 from paceline.methods.parts.batch import Scale, TokenBatch
 from paceline.methods.parts.slots import LogitRows, plan_of

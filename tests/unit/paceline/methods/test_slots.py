@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from paceline.config.base import PluginSpec
 from paceline.config.objective import ObjectiveSpec
 from paceline.config.recipes import with_recipes
-from paceline.methods.bapo.options import BapoOptions
+from paceline.methods.bapo import BapoOptions
 from paceline.methods.bapo.surrogate import bounds, share
 from paceline.methods.kl.regulariser import estimate
-from paceline.methods.m2po.options import M2poOptions
+from paceline.methods.m2po import M2poOptions
 from paceline.methods.m2po.surrogate import cap
 from paceline.methods.parts.batch import Loss, Scale, TokenBatch
 from paceline.methods.parts.whole_batch import WholeBatch
-from paceline.methods.ppo_ewma.options import EwmaOptions
+from paceline.methods.ppo_ewma import EwmaOptions
 from paceline.objective.load import load_objective
 from paceline.plugins import registry
 

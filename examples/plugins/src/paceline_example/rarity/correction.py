@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.surrogates import log_ratio
-from paceline_example.rarity.options import NearOptions
+from paceline_example.rarity import NearOptions
 
 
 def near(tokens: TokenBatch, options: NearOptions) -> Tensor:
