@@ -25,6 +25,15 @@ _SHAPES = ("mapping", "list")
 _OURS = ("value_error", "assertion_error")
 _MOST_CHARS = 80  # of a value that an example repeats
 _NUMBER = 10
+MAX_SHOWN = 200
+"""Characters of a value in a message."""
+
+
+def shown(value: Any) -> str:
+    """A value as quoted in messages, truncated: input may be long."""
+    plain = value.decode(errors="replace") if isinstance(value, bytes) else value
+    text = "null" if plain is None else repr(plain)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def refusal(item: ErrorDetails) -> str:

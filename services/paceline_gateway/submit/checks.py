@@ -11,7 +11,6 @@ from pathlib import Path
 
 from paceline.beneath import ReadableFolders, is_of_kernel
 from paceline.config import JobSpec
-from paceline.config.load import shown
 from paceline.config.named import patterns as named_patterns
 from paceline.config.named import problems
 from paceline.config.quota import MAX_MODEL_FILES_BYTES
@@ -24,6 +23,7 @@ from paceline.models.weights import INDEX, check_headers, check_weights
 from paceline.plugins import Replies, registry
 from paceline.plugins.allowed import AllowedTargets
 from paceline.transport.rpc import MAX_MESSAGE_BYTES
+from paceline.wording import shown
 from paceline_gateway.submit.patterns import Patterns
 
 MODEL_FILES = (

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from paceline.config import JobSpec
 from paceline.config.base import PluginSpec
-from paceline.config.load import shown
 from paceline.config.sections.lora import LoraSpec
 from paceline.errors import ConfigError
 from paceline.models.families import (
@@ -20,6 +19,7 @@ from paceline.models.families import (
 from paceline.models.parsing import ParseError, parse
 from paceline.models.shallow import SERVED_LAYERS
 from paceline.plugins import MAX_STOP_TOKENS
+from paceline.wording import shown
 
 _FILES = ("config.json", "generation_config.json")
 _TORCH = "torch"

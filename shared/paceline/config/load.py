@@ -18,14 +18,13 @@ from paceline.config.recipes import with_recipes
 from paceline.config.service import ServiceSettings
 from paceline.errors import ConfigError, InvalidError
 from paceline.files import write_secret
-from paceline.wording import instead, refusal
+from paceline.wording import MAX_SHOWN, instead, refusal, shown
 
 Model = TypeVar("Model", bound=BaseModel)
 # A source of settings, a file or a `--set`, and its content.
 Layer = tuple[str, dict[str, Any]]
 _ABSENT = object()
 MAX_LINES = 20
-MAX_SHOWN = 200
 _FILE_HELP = "settings file; sections of later files are merged into those of earlier ones"
 _SET_HELP = "one setting, which overrides all files: --set options.incarnation=3"
 
@@ -140,13 +139,6 @@ def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Lay
     if len(found) > MAX_LINES:
         lines.append(f"and {len(found) - MAX_LINES} more")
     return "; ".join(lines)
-
-
-def shown(value: Any) -> str:
-    """A value as quoted in messages, truncated: input may be long."""
-    plain = value.decode(errors="replace") if isinstance(value, bytes) else value
-    text = "null" if plain is None else repr(plain)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _part(part: int | str) -> str:

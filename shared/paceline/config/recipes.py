@@ -19,10 +19,9 @@ from paceline.config.base import KIND_CHARS
 from paceline.config.documents import read_yaml
 from paceline.errors import ConfigError, InvalidError
 from paceline.plugins import Method, registry
-from paceline.text import clipped
+from paceline.wording import shown
 
 MAX_RECIPES = 16
-MAX_SHOWN_BYTES = 200
 JOINED = frozenset(
     {
         "reward",
@@ -85,7 +84,7 @@ def recipe(name: str) -> Recipe:
     """
     installed = registry.get("recipes", name)
     if installed is None:
-        raise InvalidError(f"{_shown(name)} is not installed; {_instead_of(name)}")
+        raise InvalidError(f"{shown(name)} is not installed; {_instead_of(name)}")
     try:
         method = installed.load()
         if not isinstance(method, Method):
@@ -220,9 +219,9 @@ def _conflict(
     field: str, so_far: Sequence[tuple[str, Fragment]], values: tuple[Any, Any]
 ) -> ConfigError:
     first = next(name for name, each in so_far if _at(each, field, _ABSENT) is not _ABSENT)
-    shown = " and ".join(_shown(each) for each in values)
+    both = " and ".join(shown(value) for value in values)
     return ConfigError(
-        f"recipe: {first!r} and {so_far[-1][0]!r} set {field} to {shown}; set it in the job itself"
+        f"recipe: {first!r} and {so_far[-1][0]!r} set {field} to {both}; set it in the job itself"
     )
 
 
@@ -273,7 +272,3 @@ def _instead_of(name: str) -> str:
     installed = sorted(registry.installed("recipes"))
     close = get_close_matches(name, installed, n=1)
     return f"did you mean {close[0]!r}?" if close else f"installed: {', '.join(installed)}"
-
-
-def _shown(value: Any) -> str:
-    return clipped(repr(value), MAX_SHOWN_BYTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from paceline import wire
 from paceline.errors import NotFoundError, PacelineError
@@ -14,7 +14,6 @@ from paceline.transport.rpc import call
 from paceline.types import WeightRefusal, Worker
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1 import types_pb2
-from paceline.weights.route import TransferProgress
 
 if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
@@ -29,6 +28,15 @@ _KEPT_BEATS = 10  # heartbeats from one that names kept jobs to the next
 
 async def ignored(job_id: str) -> None:
     """For a worker that keeps nothing of a job."""
+
+
+class HeldVersion(Protocol):
+    """What a worker holds of a version; has the fields of the message `TransferProgress`."""
+
+    @property
+    def version(self) -> int:
+        """The version."""
+        ...
 
 
 class Membership:
@@ -46,7 +54,7 @@ class Membership:
         *,
         roster: RosterAsyncStub,
         report: Report,
-        progress: Callable[[], Sequence[TransferProgress]] = tuple,
+        progress: Callable[[], Sequence[HeldVersion]] = tuple,
         ended: Ended = ignored,
         kept: Callable[[], Iterable[str]] = tuple,
         usage: Callable[[], Mapping[str, float]] = dict,

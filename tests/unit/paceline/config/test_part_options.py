@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from paceline.config import resolve_job
-from paceline.config.load import shown
 from paceline.config.named import named, problems
 from paceline.config.options import model_of, options_source
 from paceline.errors import ConfigError
+from paceline.wording import shown
 from paceline_harness.methods.parts import Part, parts, placed
 
 JOB: dict[str, Any] = {
