@@ -24,12 +24,13 @@ from paceline.server.failures import KILLED, OOM, describe
 from paceline.telemetry.logs import Log
 from paceline.text import clipped
 from paceline_controller.jobs.costs import Costs
+from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import LiveJob, Wanted, plan, problem
 from paceline_controller.jobs.progress import ProgressWatch
 from paceline_controller.jobs.queue import Queue
 from paceline_controller.jobs.slots import ProcessSlot
 from paceline_controller.jobs.starting import MAX_NOTES, JobStarter, running_replicas
-from paceline_controller.runtimes.base import Observed, Runtime
+from paceline_controller.runtimes.base import Runtime
 from paceline_controller.scaling.decide import Bounds
 
 # States in which workloads end, and what follows once none is left.

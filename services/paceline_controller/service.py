@@ -18,13 +18,13 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.tenants_pb2_grpc import TenantsStub
+from paceline_controller.demand_source import GrpcDemandSource
 from paceline_controller.jobs.costs import Costs
 from paceline_controller.jobs.progress import ProgressWatch
 from paceline_controller.member import worker_of
 from paceline_controller.reconciler import Reconciler
 from paceline_controller.registry import GrpcJobRegistry
 from paceline_controller.runtimes.process import ProcessRuntime
-from paceline_controller.scaling.demand_source import GrpcDemandSource
 from paceline_controller.scaling.scaler import Scaler
 
 BEAT_S = 1.0

@@ -33,8 +33,8 @@ from paceline.tokens.transcript import TranscriptBuilder
 from paceline.transport.rpc import call
 from paceline.types import Assignment, EpisodeStart, SamplingParams, TokenSpan
 from paceline.v1 import jobs_pb2, types_pb2
-from paceline_environment.episodes.scoring import MAX_ITEMS
-from paceline_environment.episodes.turn import PrefixHolders
+from paceline_environment.rollouts.turn import PrefixHolders
+from paceline_environment.scoring import MAX_ITEMS
 from paceline_environment.variants import Call, JobTransform, ShownVariant, parsed
 from paceline_environment.worlds.factories import Settings, own_transform_of, worlds_of
 from paceline_environment.worlds.worlds import JobWorlds

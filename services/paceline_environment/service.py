@@ -28,14 +28,14 @@ from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline_environment.episodes.calls import EnvironmentCalls
 from paceline_environment.episodes.episode import EpisodePeers
-from paceline_environment.episodes.scoring import Scoring
-from paceline_environment.episodes.stages import Stages
 from paceline_environment.jobs import Jobs
 from paceline_environment.leases import LeaseClient
 from paceline_environment.rollouts.failover import PolicyClient
 from paceline_environment.rollouts.router import RolloutRouter
 from paceline_environment.roster import WorkerWatch
+from paceline_environment.scoring import Scoring
 from paceline_environment.servicer import EnvironmentServicer
+from paceline_environment.stages import Stages
 from paceline_environment.submitter import Submitter
 from paceline_environment.worker import EpisodeWorker, WorkerCapacity
 from paceline_environment.worlds.factories import check_settings

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from paceline.v1 import environment_pb2 as pb
 from paceline.v1 import environment_pb2_grpc as pb_grpc
-from paceline_environment.episodes.stages import Stages
+from paceline_environment.stages import Stages
 
 
 class EnvironmentServicer(pb_grpc.EnvironmentServicer):

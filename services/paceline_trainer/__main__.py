@@ -8,7 +8,7 @@ import sys
 from paceline.program import importing, leave
 
 with importing():
-    from paceline_trainer.ranks.start import run
+    from paceline_trainer.start import run
 
 if __name__ == "__main__":
     leave(run(sys.argv[1:], os.environ))

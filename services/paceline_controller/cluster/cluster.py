@@ -21,7 +21,9 @@ from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_controller.cluster.leader import Leader, LeaseTimes
+from paceline_controller.cluster.leases import ClusterLeases
 from paceline_controller.cluster.training_jobs import TrainingJobs
+from paceline_controller.demand_source import GrpcDemandSource
 from paceline_controller.jobs.costs import Costs
 from paceline_controller.jobs.plan import LiveJob
 from paceline_controller.jobs.progress import ProgressWatch
@@ -31,13 +33,11 @@ from paceline_controller.registry import GrpcJobRegistry
 from paceline_controller.runtimes.kubernetes.connection import KubernetesClient, configuration
 from paceline_controller.runtimes.kubernetes.events import Events, reference
 from paceline_controller.runtimes.kubernetes.inventory import Inventory
-from paceline_controller.runtimes.kubernetes.leases import ClusterLeases
 from paceline_controller.runtimes.kubernetes.manifests import owner_reference
 from paceline_controller.runtimes.kubernetes.resources import DEPLOYMENTS, TRAINING_JOBS, Object
 from paceline_controller.runtimes.kubernetes.runtime import KubernetesRuntime
 from paceline_controller.runtimes.kubernetes.states import incarnation_of
 from paceline_controller.runtimes.kubernetes.watches import Cache
-from paceline_controller.scaling.demand_source import GrpcDemandSource
 from paceline_controller.scaling.scaler import Scaler
 
 log = Log("cluster")

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from paceline.config.service import ControllerOptions
 from paceline.enums import WorkerKind
 from paceline.telemetry.metrics import Metrics
+from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import Wanted
-from paceline_controller.runtimes.base import Observed
 
 HOUR_S = 3600.0
 TRAINER = "trainer"  # the pool of trainer ranks

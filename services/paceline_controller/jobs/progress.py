@@ -15,9 +15,9 @@ from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import GaugeSet, Metrics, series
 from paceline.types import Worker
 from paceline.v1.experience_pb2 import JobDemand
+from paceline_controller.demand_source import DemandSource
 from paceline_controller.jobs.phases import Standing, WorkerPhases
 from paceline_controller.jobs.plan import SERVED, LiveJob
-from paceline_controller.scaling.scaler import DemandSource
 
 LOOK_EVERY_S = 2.0
 # How long nothing may have moved, while the trainer waits for its batch or an evaluation is open.

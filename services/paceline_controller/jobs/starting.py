@@ -12,9 +12,9 @@ from paceline.enums import JobState
 from paceline.errors import PacelineError
 from paceline.telemetry.logs import Log
 from paceline.text import clipped
+from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import SERVED, LiveJob, pools_of, rollout_name
 from paceline_controller.jobs.queue import Queue, schedule
-from paceline_controller.runtimes.base import Observed
 
 # Reasons set in one pass: a long queue must not delay everything else.
 MAX_NOTES = 20

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
+from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import Wanted
 
 ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 """Environment of a trainer that is started without torchrun, as torchrun would set it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """A workload started by this controller or a previous one."""
-
-    name: str
-    job_id: str
-    alive: bool
-    outdated: bool = False  # runs with old settings: to be replaced
-    replicas: int = 1  # requested
-    ready: int = 0  # replicas that pass their health check
-    pending: bool = False  # the platform is still working on starting it
 
 
 class CredentialIssuer(Protocol):

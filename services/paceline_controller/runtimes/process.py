@@ -29,8 +29,9 @@ from paceline.local.processes import Processes, Record
 from paceline.telemetry.monitoring import targets_of
 from paceline.transport.rpc import call, connect_as
 from paceline.transport.service_keys import read_keys
+from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import Wanted, replicas_of
-from paceline_controller.runtimes.base import ONLY_RANK, CredentialIssuer, Observed
+from paceline_controller.runtimes.base import ONLY_RANK, CredentialIssuer
 
 HEALTH_TIMEOUT_S = 1.0
 PROBE_TIMEOUT_S = 1.0

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from paceline.config.service import ControllerOptions
 from paceline.enums import WorkerKind
 from paceline.errors import PacelineError
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import GaugeSet, Metrics
-from paceline.types import Worker
-from paceline.v1.experience_pb2 import JobDemand
+from paceline_controller.demand_source import DemandSource
+from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import SERVED, LiveJob, pools_of, rollout_name
 from paceline_controller.jobs.starting import running_replicas
-from paceline_controller.runtimes.base import Observed
 from paceline_controller.scaling.collector import Collector
 from paceline_controller.scaling.decide import Bounds, Decision, ScalingMemory, decide
 from paceline_controller.scaling.gauges import values_of
 
 log = Log("scaling")
-
-
-class DemandSource(Protocol):
-    """Where workers and demand are read from: the experience service."""
-
-    async def workers(self) -> Sequence[Worker]:
-        """All workers in the roster."""
-        ...
-
-    async def demand(self) -> Mapping[str, JobDemand]:
-        """Demand of each live job."""
-        ...
 
 
 class Scaler:

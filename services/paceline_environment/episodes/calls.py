@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from paceline.errors import DeadlineError
 from paceline.telemetry.metrics import Metrics
-from paceline_environment.episodes.stages import JobStages
+from paceline_environment.stages import JobStages
 
 
 class Loads(Protocol):

@@ -28,12 +28,12 @@ from paceline.types import (
 from paceline.v1 import reward_pb2
 from paceline_environment.episodes.calls import EnvironmentCalls, loads_of
 from paceline_environment.episodes.resume import has_begun, resume_plan, unread_turns
-from paceline_environment.episodes.scoring import Scoring
-from paceline_environment.episodes.stages import Stages
 from paceline_environment.episodes.texts import texts_of
-from paceline_environment.episodes.turn import Turn, traced
 from paceline_environment.jobs import GroupContext, JobDialogue
 from paceline_environment.rollouts.failover import PolicyClient
+from paceline_environment.rollouts.turn import Turn, traced
+from paceline_environment.scoring import Scoring
+from paceline_environment.stages import Stages
 from paceline_environment.variants import ShownVariant, with_prompt
 
 Result = TypeVar("Result")

@@ -21,10 +21,10 @@ from paceline.transport.rpc import backoff_s, call
 from paceline.types import Worker
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1.rollout_pb2_grpc import RolloutStub
-from paceline_environment.episodes.stages import Stages
-from paceline_environment.episodes.turn import Turn, TurnEnd
 from paceline_environment.rollouts.link import RolloutStream
 from paceline_environment.rollouts.router import RolloutRouter
+from paceline_environment.rollouts.turn import Turn, TurnEnd
+from paceline_environment.stages import Stages
 
 log = Log("policy")
 _MAX_FAULTS = 3  # per turn, from engines that answer but are broken

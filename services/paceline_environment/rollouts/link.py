@@ -19,7 +19,7 @@ from paceline.types import VersionRun
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1.rollout_pb2_grpc import RolloutStub
 from paceline_environment.coalesce import portions
-from paceline_environment.episodes.turn import Turn, TurnEnd
+from paceline_environment.rollouts.turn import Turn, TurnEnd
 
 if TYPE_CHECKING:
     from paceline.v1.rollout_pb2_grpc import RolloutAsyncStub

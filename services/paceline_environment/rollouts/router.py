@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from paceline.errors import DeadlineError, VersionGoneError
 from paceline.telemetry.metrics import Metrics
-from paceline_environment.episodes.stages import Stages
-from paceline_environment.episodes.turn import Turn
 from paceline_environment.rollouts.picking import FairWaitQueue, RolloutCandidate, eligible, pick
+from paceline_environment.rollouts.turn import Turn
 from paceline_environment.roster import WorkerWatch
+from paceline_environment.stages import Stages
 
 _BACKOFF_S = 1.0  # a worker that could not be reached gets no turns for this long
 

@@ -14,11 +14,11 @@ from paceline.types import Job, JobStatus
 from paceline_experience.jobs.record import parse_spec
 from paceline_experience.store.keys import job_key
 from paceline_experience.store.store import Store, pairs
-from paceline_experience.webhooks.notice import notice_of
+from paceline_experience.webhooks.notice import NOTICES, notice_of
 
-TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE, EXPIRIES, NOTICES = (
+TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE, EXPIRIES = (
     f"{{registry}}:{name}"
-    for name in ("tenants", "requests", "jobs", "live", "sequence", "expiries", "notices")
+    for name in ("tenants", "requests", "jobs", "live", "sequence", "expiries")
 )
 # Hash: job -> its `Mark`.
 MARKS = "{registry}:deleting"

@@ -14,6 +14,9 @@ from paceline.config.lifecycle.stopping import NotifySpec
 from paceline.errors import InvalidError
 from paceline.types import JobStatus
 
+# Hash: job -> its `Notice`.
+NOTICES = "{registry}:notices"
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:

@@ -13,9 +13,8 @@ from paceline.errors import InvalidError, PermissionDeniedError
 from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.telemetry.logs import Log
 from paceline.transport.rpc import backoff_s
-from paceline_experience.jobs.registry import NOTICES
 from paceline_experience.store.store import Store
-from paceline_experience.webhooks.notice import Notice, parse_notice
+from paceline_experience.webhooks.notice import NOTICES, Notice, parse_notice
 from paceline_experience.webhooks.sender import WebhookSender, check_url, secret_of
 
 log = Log("webhooks")
@@ -99,7 +98,7 @@ class Webhooks:
             await self._send(notice)
         except PermissionDeniedError as error:
             log.error("webhook refused", job=job_id, error=error)
-        except Exception as error:  # the supervisor boundary: whatever it is, it was not accepted
+        except Exception as error:  # the supervisor boundary of an attempt: it was not accepted
             if (later := self._later(notice)) is not None:
                 log.warning("webhook not reached", job=job_id, error=error, attempt=later.attempt)
                 await self._store.command("HSET", NOTICES, job_id, later.to_json())

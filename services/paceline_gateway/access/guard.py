@@ -19,7 +19,7 @@ from paceline.transport.request_reader import ReadSlot
 from paceline.transport.rpc import Admit
 from paceline_gateway.access.authentication import FRESH_S, Authenticator
 from paceline_gateway.access.rules import Routes, required_role
-from paceline_gateway.http.error_responses import no_route, response_of
+from paceline_gateway.error_responses import no_route, response_of
 from paceline_gateway.messages import is_large
 
 # A response is sent in pieces of this size, so that its call counts as open until it is read.

@@ -13,15 +13,14 @@ from starlette.exceptions import HTTPException
 from paceline import __version__
 from paceline.api.documents import ErrorView
 from paceline.config import JobSpec
-from paceline.config.load import shown
 from paceline.errors import InvalidError, NotFoundError, PacelineError
 from paceline.telemetry.logs import Log
 from paceline.transport.operations import Operation
-from paceline.wording import refusal
+from paceline.wording import refusal, shown
 from paceline_gateway.access.authentication import Authenticator
 from paceline_gateway.access.guard import RestGuard
+from paceline_gateway.error_responses import error_response, response_of
 from paceline_gateway.http.bodies import RequestBodies
-from paceline_gateway.http.error_responses import error_response, response_of
 from paceline_gateway.http.routes import code, docs, health
 from paceline_gateway.http.routes import jobs as job_routes
 from paceline_gateway.http.routes.operations import router_of

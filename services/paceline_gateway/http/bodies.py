@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.config.documents import read_json
 from paceline.config.quota import MAX_CODE_BYTES, MAX_SPEC_BYTES
 from paceline.errors import InvalidError
-from paceline_gateway.http.error_responses import error_response, response_of
+from paceline_gateway.error_responses import error_response, response_of
 from paceline_gateway.job_api import too_large
 
 # Limit for routes that are not in `LARGER`.

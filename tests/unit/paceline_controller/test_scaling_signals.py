@@ -15,10 +15,10 @@ from paceline.errors import UnavailableError
 from paceline.telemetry.metrics import Metrics
 from paceline.types import Worker
 from paceline.v1.experience_pb2 import JobDemand
+from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import LiveJob, replicas_of
 from paceline_controller.jobs.starting import running_replicas
 from paceline_controller.reconciler import Reconciler
-from paceline_controller.runtimes.base import Observed
 from paceline_controller.scaling.collector import Collector
 from paceline_controller.scaling.rehearsal import spec_of
 from paceline_controller.scaling.scaler import Scaler

@@ -24,7 +24,7 @@ from paceline.sandbox import landlock
 from paceline.telemetry.metrics import Metrics
 from paceline.types import Task
 from paceline_environment.episodes.calls import EnvironmentCalls
-from paceline_environment.episodes.stages import Stages
+from paceline_environment.stages import Stages
 from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, STUCK_S, JobProcesses
 from paceline_environment.worlds.remote import RemoteWorld
 from paceline_environment.worlds.worlds import JobWorlds

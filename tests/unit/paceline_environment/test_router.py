@@ -14,10 +14,10 @@ from paceline.enums import WorkerKind
 from paceline.errors import DeadlineError, VersionGoneError
 from paceline.telemetry.metrics import Metrics
 from paceline.types import SamplingParams, Worker
-from paceline_environment.episodes.stages import Stages
-from paceline_environment.episodes.turn import PrefixHolders, Turn
 from paceline_environment.rollouts.router import RolloutRouter, RouterSlot
+from paceline_environment.rollouts.turn import PrefixHolders, Turn
 from paceline_environment.roster import WorkerWatch
+from paceline_environment.stages import Stages
 from paceline_harness.patience import PATIENCE_S
 
 

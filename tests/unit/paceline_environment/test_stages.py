@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.types import WorkerPhase
-from paceline_environment.episodes.stages import STAGES, Stages
+from paceline_environment.stages import STAGES, Stages
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -25,7 +25,7 @@ from paceline_trainer.checkpoints.folders import META
 from paceline_trainer.checkpoints.format import INDEX, file_of
 from paceline_trainer.ranks.distributed import device_of
 from paceline_trainer.ranks.rank_info import RankInfo, find_rank
-from paceline_trainer.ranks.start import of_rank, run
+from paceline_trainer.start import of_rank, run
 
 LIMIT_S = PATIENCE_S
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]

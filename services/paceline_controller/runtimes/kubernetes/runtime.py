@@ -19,8 +19,9 @@ from paceline.errors import (
 from paceline.server.failures import marked
 from paceline.telemetry.logs import Log
 from paceline.transport.rpc import backoff_s
+from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import Wanted
-from paceline_controller.runtimes.base import CredentialIssuer, Observed
+from paceline_controller.runtimes.base import CredentialIssuer
 from paceline_controller.runtimes.kubernetes import names, states
 from paceline_controller.runtimes.kubernetes.connection import KubernetesClient
 from paceline_controller.runtimes.kubernetes.events import Events

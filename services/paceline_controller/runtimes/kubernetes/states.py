@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from paceline_controller.runtimes.base import Observed
+from paceline_controller.jobs.observed import Observed
 from paceline_controller.runtimes.kubernetes.manifests import CONTAINER
 from paceline_controller.runtimes.kubernetes.names import INCARNATION, JOB, workload_of
 from paceline_controller.runtimes.kubernetes.resources import (

@@ -11,8 +11,9 @@ import yaml
 
 from paceline.enums import WorkerKind
 from paceline.local.ports import PortSlots
+from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import Wanted, replicas_of
-from paceline_controller.runtimes.base import CredentialIssuer, Observed
+from paceline_controller.runtimes.base import CredentialIssuer
 from paceline_harness.lifecycle.processes import SimulatedProcess
 from paceline_harness.lifecycle.workers import Progress, WorkerContext, work
 

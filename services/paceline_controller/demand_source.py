@@ -1,8 +1,9 @@
-"""Reads workers and demand over gRPC."""
+"""Where workers and demand are read from."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from paceline import wire
 from paceline.transport.rpc import call
@@ -14,6 +15,18 @@ if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
 TIMEOUT_S = 2.0
+
+
+class DemandSource(Protocol):
+    """Where workers and demand are read from: the experience service."""
+
+    async def workers(self) -> Sequence[Worker]:
+        """All workers in the roster."""
+        ...
+
+    async def demand(self) -> Mapping[str, experience_pb2.JobDemand]:
+        """Demand of each live job."""
+        ...
 
 
 class GrpcDemandSource:
