@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from paceline.config.base import PluginSpec
-from paceline.errors import DeadlineError, InvalidError, PacelineError
+from paceline.errors import DeadlineError, InvalidError, PacelineError, plugin_boundary
 from paceline.plugins import (
     MAX_PICK_BYTES,
     Message,
@@ -57,25 +57,18 @@ class JobTransform:
             InvalidError: it has failed, or its answer cannot be used.
             DeadlineError: it took too long.
         """
-        limit = asyncio.timeout(self._timeout_s)
+        report = partial(log.exception, "a transform has failed", transform=self._label)
         try:
-            async with limit:
-                found = await self._call(observation, context)
-            return _checked(found, observation, context)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise self._failed(error) from error
+            async with asyncio.timeout(self._timeout_s):
+                with plugin_boundary(passes=(PacelineError,), report=report):
+                    answer = await self._call(observation, context)
+                    return _checked(answer, observation, context)
+        except TimeoutError:
             raise DeadlineError(
                 f"{self._label} took more than {self._timeout_s:g} s (tasks.step_timeout_s)"
             ) from None
         except PacelineError as error:
             raise type(error)(f"{self._label}: {error.message}") from error
-        except Exception as error:  # the boundary of a plug-in
-            raise self._failed(error) from error
-
-    def _failed(self, error: Exception) -> InvalidError:
-        log.exception("a transform has failed", transform=self._label)
-        return InvalidError(f"{self._label}: {type(error).__name__}: {error}")
 
 
 def _checked(found: Any, observation: Observation, context: TransformContext) -> ShownVariant:

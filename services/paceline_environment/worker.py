@@ -253,7 +253,7 @@ class EpisodeWorker:
             for leased in opened:
                 self._give_back(leased, reason, str(error))
             return
-        except Exception as error:  # importing a plug-in may raise anything
+        except Exception as error:  # the supervisor boundary of a group
             log.exception("job cannot be read", job=assignment.job_id)
             for leased in opened:
                 self._give_back(
@@ -295,7 +295,7 @@ class EpisodeWorker:
                 self._give_back(leased, GiveBackReason.INVALID, str(error))
             except PacelineError as error:
                 self._give_back(leased, GiveBackReason.INFRA_ERROR, str(error))
-            except Exception as error:  # a plug-in may raise anything
+            except Exception as error:  # the supervisor boundary of an episode
                 log.exception(
                     "episode failed", job=key.job_id, group=key.group_id, index=key.sibling
                 )

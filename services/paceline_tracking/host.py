@@ -41,7 +41,7 @@ class Host:
         (verb,) = request
         try:
             return self._do(verb, request[verb])
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
+        except (Exception, SystemExit) as error:  # the supervisor boundary of one request
             # Redact before truncating, which may leave half of a secret.
             text = without_secrets(f"{type(error).__name__}: {error}")
             return {"error": text[:MOST_ERROR_CHARS]}

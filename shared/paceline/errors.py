@@ -30,6 +30,9 @@ To add one: subclass the closest class, set `grpc` and `http`, and extend this t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
 MAX_MESSAGE = 4_000
 
 
@@ -50,6 +53,11 @@ class PacelineError(Exception):
     def message(self) -> str:
         """The message without the class name."""
         return str(self)
+
+    @property
+    def full_message(self) -> str:
+        """The message as it was written: of any length, in any characters."""
+        return super().__str__()
 
 
 class InvalidError(PacelineError):
@@ -178,6 +186,32 @@ class PermissionDeniedError(PacelineError):
 
     grpc = "PERMISSION_DENIED"
     http = 403
+
+
+@contextmanager
+def plugin_boundary(
+    what: str = "",
+    *,
+    passes: tuple[type[Exception], ...] = (),
+    report: Callable[[], object] | None = None,
+) -> Generator[None]:
+    """Run code of a plug-in, of a job or of a package: whatever it raises becomes one error.
+
+    Errors of `passes` stay what they are. `report` is called while the error is handled, so that a
+    log has its traceback.
+
+    Raises:
+        InvalidError: `what`, with the class and the text of what was raised, be it `SystemExit`.
+    """
+    try:
+        yield
+    except passes:
+        raise
+    except (Exception, SystemExit) as error:  # the supervisor boundary of foreign code
+        if report is not None:
+            report()
+        text = f"{type(error).__name__}: {error}"
+        raise InvalidError(f"{what}: {text}" if what else text) from error
 
 
 def every_class() -> list[type[PacelineError]]:

@@ -45,7 +45,7 @@ def _answer(request: ArrayMessage) -> bytes:
     """The answer to a request; whatever the code raises is an answer too."""
     try:
         data = _called(request)
-    except BaseException as error:  # the boundary of the job's code: each call has an answer
+    except BaseException as error:  # the supervisor boundary of one call: it has an answer
         return frame({"error": told(error)})
     if int.from_bytes(data[:4]) > MAX_FRAME_BYTES:
         return frame({"error": "returned too much besides its arrays"})
@@ -115,7 +115,7 @@ def _import_problem(target: str) -> _ImportProblem | None:
     except SyntaxError as error:
         where = f"{os.path.basename(error.filename or '')}:{error.lineno}"
         return _ImportProblem(f"{target}: SyntaxError: {error.msg} ({where})", False)
-    except (Exception, SystemExit) as error:  # the boundary of the job's code
+    except (Exception, SystemExit) as error:  # the supervisor boundary of an import
         return _ImportProblem(f"{target}: {told(error)}", package_missing=False)
     return None
 

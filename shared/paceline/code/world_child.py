@@ -84,7 +84,7 @@ class _Worlds:
                 self._send({"id": request["id"], **reply})
         except InvalidError as error:
             self._send({"id": request["id"], "error": error.message, "invalid": True})
-        except BaseException as error:  # the boundary of the job's code: each call has an answer
+        except BaseException as error:  # the supervisor boundary of one call: it has an answer
             self._send({"id": request["id"], "error": told(error)})
 
     def _send(self, reply: Mapping[str, Any]) -> None:

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from paceline.config.load import shown
-from paceline.data import takes_data
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, plugin_boundary
 from paceline.plugins import EnvironmentPlugin, registry
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
+from paceline.plugins.declared import provided, type_hints
 from paceline.plugins.slot_options import slot_options
-from paceline.wording import refusal
+from paceline.wording import refusal, shown
 
 MAX_FIELD = 200  # characters of a field that a message quotes
 # What pydantic converts where it is not strict: "no" to false, "0.5" to 0.5. Plug-ins are called
@@ -84,7 +83,7 @@ def options_source(
     Raises:
         InvalidError: it cannot be imported.
     """
-    try:
+    with plugin_boundary(f"{name!r} cannot be imported", passes=(InvalidError,)):
         source = registry.options_of(kind, name)
         if source is None and kind in registry.SLOTS and name in allowed:
             return slot_options(name)
@@ -93,11 +92,6 @@ def options_source(
             if isinstance(source, EnvironmentPlugin):
                 source = source.load_tasks()
         return source
-    except InvalidError:
-        raise
-    except (Exception, SystemExit) as error:  # supervisor boundary of a plug-in's import
-        text = f"{name!r} cannot be imported: {type(error).__name__}: {error}"
-        raise InvalidError(text) from None
 
 
 def marked(kind: str, name: str, marker: type) -> Iterator[str]:
@@ -119,12 +113,12 @@ def model_of(source: Any, kind: str) -> type[BaseModel]:
         return source
     positional, keywords = _GIVEN.get(kind, (0, frozenset[str]()))
     parameters = list(inspect.signature(source).parameters.values())
-    hints = _hints(source)
-    data = takes_data(source) if kind == "environments" else ""
+    hints = type_hints(source, include_extras=True)
+    ours = provided(source) if kind == "environments" else ""
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
     fields: dict[str, Any] = {}
     for index, each in enumerate(parameters):
-        given = each.name in keywords or each.name == data
+        given = each.name in keywords or each.name == ours
         given = given or (each.kind is not each.KEYWORD_ONLY and index < positional)
         if given or each.kind in {each.VAR_KEYWORD, each.VAR_POSITIONAL, each.POSITIONAL_ONLY}:
             continue
@@ -138,15 +132,6 @@ def model_of(source: Any, kind: str) -> type[BaseModel]:
         arbitrary_types_allowed=True,
     )
     return create_model("Options", __config__=config, **fields)
-
-
-def _hints(source: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return get_type_hints(
-            source.__init__ if isinstance(source, type) else source, include_extras=True
-        )
-    except Exception:  # annotations can be anything; without them only names are checked
-        return {}
 
 
 def _refusals(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from paceline.beneath import ReadableFolders, mark_private
 from paceline.data.build import META
@@ -24,6 +24,7 @@ from paceline.data.remote import check_url, identity
 from paceline.data.shape import RowShape
 from paceline.digest import digest_of
 from paceline.errors import InvalidError, UnavailableError
+from paceline.plugins.declared import Provided, provided
 
 if TYPE_CHECKING:
     from paceline.data.rows import IndexedRows
@@ -37,7 +38,7 @@ _NEW = "new-"  # how folders are called whose index is being written
 
 
 @dataclass(frozen=True, slots=True)
-class JobData:
+class JobData(Provided):
     """The data of a job, for the tasks of environments that read some.
 
     Indexes are kept in `cache`: whoever asks for the same rows finds them.
@@ -228,11 +229,7 @@ class JobData:
 
 def takes_data(make: Callable[..., Any]) -> str:
     """The parameter of a factory that is annotated as `JobData`; empty: it has none."""
-    try:
-        hints = get_type_hints(make.__init__ if isinstance(make, type) else make)
-    except Exception:  # annotations can be anything
-        return ""
-    return next((name for name, hint in hints.items() if hint is JobData), "")
+    return provided(make, JobData)
 
 
 def _default_cache() -> str:

@@ -22,7 +22,7 @@ def of_model(what: str, *, unless: tuple[type[Exception], ...] = ()) -> Generato
         yield
     except (PacelineError, *_BLAMELESS, *unless):
         raise
-    except Exception as error:
+    except Exception as error:  # the supervisor boundary of a model's code
         cause = error.__cause__ or error
         said = f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"
         raise InvalidError(f"{what} ({said})") from error

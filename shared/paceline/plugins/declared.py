@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
+
+from paceline.errors import InvalidError, plugin_boundary
 
 T = TypeVar("T")
 Needs = tuple[str, ...] | Callable[[Mapping[str, Any]], tuple[str, ...]]
@@ -82,3 +84,33 @@ def declared(target: Any) -> Declared:
     """The declarations on a function, class or options model; empty if it has none."""
     found = getattr(target, _ATTRIBUTE, None)
     return found if isinstance(found, Declared) else Declared()
+
+
+class Provided:
+    """Base of what Paceline passes to factories of plug-ins that annotate a parameter with it.
+
+    Such a parameter is none of the options.
+    """
+
+    __slots__ = ()
+
+
+def type_hints(factory: Callable[..., Any], *, include_extras: bool = False) -> dict[str, Any]:
+    """Types of the parameters of a function or class by name; `include_extras`: with `Annotated`.
+
+    None if they cannot be evaluated: annotations can be anything.
+    """
+    function = factory.__init__ if isinstance(factory, type) else factory
+    try:
+        with plugin_boundary():
+            return get_type_hints(function, include_extras=include_extras)
+    except InvalidError:
+        return {}
+
+
+def provided(factory: Callable[..., Any], kind: type[Provided] = Provided) -> str:
+    """The parameter of a factory that is annotated with a kind of `Provided`; empty: none is."""
+    for name, hint in type_hints(factory).items():
+        if isinstance(hint, type) and issubclass(hint, kind):
+            return name
+    return ""

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, plugin_boundary
 
 _HEAVY = {"torch", "transformers"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -133,9 +133,10 @@ def _value(expression: ast.expr, made: dict[str, ast.stmt], module: str) -> Any:
     tree = ast.fix_missing_locations(ast.Module([future, *body], []))
     space: dict[str, Any] = {"__name__": module, "__package__": module.rpartition(".")[0]}
     try:
-        exec(compile(tree, module, "exec"), space)
-        return eval(compile(ast.Expression(expression), module, "eval"), space)
-    except Exception:  # the boundary of the module's code; the trainer says what is wrong with it
+        with plugin_boundary(module):
+            exec(compile(tree, module, "exec"), space)
+            return eval(compile(ast.Expression(expression), module, "eval"), space)
+    except InvalidError:  # the trainer says what is wrong with it
         return None
 
 

@@ -209,7 +209,7 @@ def _child(
         own_user = holds.level == NAMESPACES
         seal.apply(seal.Seals(rules, calls), limits, own_user=own_user)
         code = _run()
-    except BaseException:  # whatever the program raises ends it, not this loop
+    except BaseException:  # the supervisor boundary of a program, not of this loop
         traceback.print_exc(file=open(2, "w", closefd=False))  # noqa: SIM115
         code = 1
     finally:
@@ -296,7 +296,7 @@ def _run() -> int:
         exec(compile(source, "program.py", "exec"), vars(module))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:  # what the program raises is its own affair
+    except BaseException:  # the supervisor boundary of a program
         traceback.print_exc()
         code = 1
     # As the interpreter does at its end, which is never reached here.

@@ -81,7 +81,7 @@ class Tokenizer:
             )
         try:
             fast = FastTokenizer.from_str(files["tokenizer.json"].decode())
-        except Exception as error:  # tokenizers raises plain Exception
+        except Exception as error:  # the supervisor boundary of tokenizers, which raises just that
             raise UnreadableTokenizerError(
                 f"model.path: tokenizer.json cannot be read: {error}"
             ) from None

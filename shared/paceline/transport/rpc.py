@@ -355,7 +355,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
                     with self._handle():
                         message = await self._authorized(method, context, read(request, slot))
                         return await inner(message, context)
-            except Exception as error:  # the boundary of one call
+            except Exception as error:  # the supervisor boundary of one call
                 outcome = "error"
                 await _abort(error, context, method)
             finally:
@@ -382,7 +382,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
                         return
                     async for reply in replies:
                         yield reply
-            except Exception as error:  # the boundary of one call
+            except Exception as error:  # the supervisor boundary of one call
                 await _abort(error, context, method)
 
         return run

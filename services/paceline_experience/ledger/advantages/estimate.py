@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from paceline.config.job import JobSpec
 from paceline.config.named import NamedPlugin, named
 from paceline.config.options import options_source
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, plugin_boundary
 from paceline.plugins import Advantage, Advantages, Context, EpisodeBatch, declared, registry
 from paceline.telemetry.logs import Log
 from paceline.text import MAX_NAME, is_name
@@ -122,7 +123,8 @@ async def estimate(
         if part.function is None:
             kept = {} if own is None else memory.texts(part.name)
             raw = await part.own.advantages(part.plugin, batch, given, kept)
-        try:
+        report = partial(log.exception, "an advantage has failed", advantage=part.name)
+        with plugin_boundary(f"{part.plugin.options_field}: {part.name}", report=report):
             if part.function is None:
                 answer = checked(raw, batch)
             else:
@@ -131,11 +133,6 @@ async def estimate(
             if changed and own is None:
                 raise TypeError("it changes its memory, but does not declare the need 'memory'")
             texts = memory.changed(part.name, changed) if changed else {}
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
-            log.exception("an advantage has failed", advantage=part.name)
-            field = part.plugin.options_field
-            text = f"{field}: {part.name}: {type(error).__name__}: {error}"
-            raise InvalidError(text) from error
         weights = answer.weights if answer.weights is not None else batch.weights
         batch = replace(batch, advantages=answer.values, weights=weights)
         found = Estimate(

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.config import JobSpec
 from paceline.config.named import NamedPlugin, named
-from paceline.errors import InvalidError
+from paceline.errors import plugin_boundary
 from paceline.plugins import Drop, Filter, FinishedGroup, Keep, Repair, registry
 from paceline.text import clipped
 from paceline_experience.ledger.filters.answer import FilterDecision
@@ -64,12 +64,8 @@ class FilterChain:
         if each.is_own:
             found = await self._own.decided(each, group)
             return found if found.kept else replace(found, reason=clipped(each.name, _MAX_REASON))
-        try:
+        with plugin_boundary(f"{each.options_field}: {each.name}"):
             return answered(self._installed[each.name], group, each.options)
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
-            raise InvalidError(
-                f"{each.options_field}: {each.name}: {type(error).__name__}: {error}"
-            ) from error
 
 
 def answered(function: Filter, group: FinishedGroup, options: Mapping[str, Any]) -> FilterDecision:

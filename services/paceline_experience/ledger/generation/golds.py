@@ -8,7 +8,7 @@ from functools import partial
 
 from paceline.config.job import RewardSpec
 from paceline.config.named import named_function
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, plugin_boundary
 from paceline.plugins import TaskSource, declared, registry
 from paceline.types import Task
 
@@ -72,17 +72,15 @@ def _problems(
     source: TaskSource, position: int, checks: Mapping[str, _Check], field: str
 ) -> Iterator[str]:
     try:
-        task = source[position]
-    except Exception:  # the boundary of a plug-in, whose task is dropped when it is drawn
+        with plugin_boundary():
+            task = source[position]
+    except InvalidError:  # the task is dropped when it is drawn
         return
     for part, check in checks.items():
         try:
-            check(task)
-            continue
+            with plugin_boundary(passes=(InvalidError,)):
+                check(task)
         except InvalidError as error:
-            text = error.message
-        except Exception as error:  # the boundary of a plug-in
-            text = f"{type(error).__name__}: {error}"
-        where: Callable[[int], str] | None = getattr(source, "where", None)
-        place = where(position) if where is not None else f"task {position}"
-        yield f"{field}: {place}: {part}: {text}"
+            where: Callable[[int], str] | None = getattr(source, "where", None)
+            place = where(position) if where is not None else f"task {position}"
+            yield f"{field}: {place}: {part}: {error.message}"

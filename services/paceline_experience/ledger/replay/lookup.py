@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.digest import number
-from paceline.errors import DeadlineError, InvalidError, UnavailableError
+from paceline.errors import DeadlineError, InvalidError, UnavailableError, plugin_boundary
 from paceline.plugins import FindsTasks, TaskSource
 from paceline.telemetry.logs import Log
 from paceline_experience.ledger.sources import NoTasks
@@ -125,16 +125,18 @@ class TaskLookup:
         if not isinstance(tasks, FindsTasks):  # let go meanwhile
             return []
         try:
-            position = tasks.position_of(task_id)
-            return [] if position is None or not 0 <= position < len(tasks) else [position]
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
+            with plugin_boundary():
+                position = tasks.position_of(task_id)
+                return [] if position is None or not 0 <= position < len(tasks) else [position]
+        except InvalidError as error:
             log.warning("position_of has failed", job=self._job_id, error=error)
             return []
 
     def _id_at(self, position: int) -> str | None:
         """None: there is no task, for one because its row has changed."""
         try:
-            return self._tasks[position].task_id
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
+            with plugin_boundary():
+                return self._tasks[position].task_id
+        except InvalidError as error:
             log.debug("a task cannot be made", job=self._job_id, position=position, error=error)
             return None

@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config import JobSpec
-from paceline.errors import InvalidError
+from paceline.errors import plugin_boundary
 from paceline.plugins import MAX_GUESTS, Context, Guest, Replay, registry
-from paceline.text import clipped
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.filters.chain import finished_group
-from paceline_experience.ledger.generation.learning import MAX_PROBLEM_BYTES
 from paceline_experience.ledger.generation.submission import Submission
 from paceline_experience.ledger.records import EpisodeSummary
 from paceline_experience.ledger.replay.pool import StoredRecord, world_digest
@@ -53,11 +51,9 @@ class ReplayStage:
             return Offered(group)
         finished = group.finished()
         shown = [each.stored() for each in stored]
-        try:
+        with plugin_boundary(self._label):
             answer = self._plugin.offer(finished_group(group), shown, self._now())
             guests = checked_guests(answer, len(finished), len(stored))
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
-            raise self._failed(error) from error
         replaced = tuple(sorted(finished[g.replaces] for g in guests if g.replaces is not None))
         states = "".join(DROPPED if i in replaced else s for i, s in enumerate(group.states))
         results = [None if i in replaced else found for i, found in enumerate(group.results)]
@@ -69,11 +65,9 @@ class ReplayStage:
         if group.is_eval:
             return ()
         finished = group.finished()
-        try:
+        with plugin_boundary(self._label):
             answer = self._plugin.keep(finished_group(group), self._now())
             places = checked_places(answer, len(finished))
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
-            raise self._failed(error) from error
         return tuple(finished[place] for place in places)
 
     def changes(self, group: GroupRecord, indices: Sequence[int]) -> dict[str, object]:
@@ -175,10 +169,6 @@ class ReplayStage:
 
     def _now(self) -> Context:
         return replace(self._context, step=self._core.state.step)
-
-    def _failed(self, error: BaseException) -> InvalidError:
-        text = f"{self._label}: {type(error).__name__}: {error}"
-        return InvalidError(clipped(text, MAX_PROBLEM_BYTES))
 
 
 def replay_stage(core: LedgerContext) -> ReplayStage | None:

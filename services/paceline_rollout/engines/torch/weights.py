@@ -80,7 +80,7 @@ class ModelTensors:
         forwards = [(module, module.forward) for module, _ in weights.forwards]
         try:
             _assign(weights.values, weights.forwards)
-        except Exception as error:
+        except Exception as error:  # the supervisor boundary of an exchange
             _assign(values, forwards)
             version = weights.header.version
             raise PacelineError(f"version {version} cannot be activated: {error}") from error

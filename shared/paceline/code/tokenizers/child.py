@@ -62,7 +62,7 @@ class _TokenChild:
             head: dict[str, Any] = {"eos": list(self._tokenizer.eos)}
         except InvalidError as error:
             head = {"error": error.message[:MAX_ERROR_CHARS]}
-        except BaseException as error:  # the boundary of what the files do
+        except BaseException as error:  # the supervisor boundary of the files' code
             head = {"error": f"model.path: {self._part}: {_named(error)}"}
         self._write(framed(head))
 
@@ -88,7 +88,7 @@ class _TokenChild:
             return self._tokenizer.turn_text(call.tokens, keep_special=call.keep_special)
         except InvalidError as error:
             return error
-        except BaseException as error:  # as in `load`
+        except BaseException as error:  # the supervisor boundary of one call
             return InvalidError(f"model.path: {self._part}: {_named(error)}")
 
     def _note(self, part: str) -> None:

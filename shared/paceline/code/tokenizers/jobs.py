@@ -80,7 +80,7 @@ def _panics() -> Generator[None]:
     """Turn a panic of the tokenizer, which is no `Exception`, into what its job can be told."""
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # the supervisor boundary of a tokenizer written in Rust
         if type(error).__name__ != "PanicException":
             raise
         raise InvalidError(f"model.path: tokenizer.json: {error}") from None
@@ -285,7 +285,7 @@ class ProcessTokenizer:
             for each in taken:
                 each.settle(self._refusal or UnavailableError("the worker ends"))
             raise
-        except Exception as error:  # the boundary of this task: nobody may wait for ever
+        except Exception as error:  # the supervisor boundary of this task: calls get an answer
             log.exception("tokenizer failed")
             await self._end()
             for each in taken:

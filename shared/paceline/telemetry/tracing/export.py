@@ -93,7 +93,7 @@ class Pipeline:
             closing = self._closing  # read first, so that the last flush sends all earlier spans
             try:
                 self._flush()
-            except Exception:
+            except Exception:  # the supervisor boundary of one export
                 log.exception("spans lost")
         self._exporter.shutdown()
 

@@ -46,7 +46,12 @@ def test_a_row_that_its_reward_cannot_read_is_named(
 ) -> None:
     source = rows(tmp_path, [1, "2", answer, 4.5])
     with pytest.raises(InvalidError) as refused:
-        check_golds([part("format"), part(kind)], {"tasks.options": source}, world="dataset")
+        check_golds(
+            [part("format"), part(kind)],
+            {"tasks.options": source},
+            world="dataset",
+            clock=lambda: 0.0,
+        )
     assert refused.value.message.startswith(f"tasks.options: row 2 of data: reward.1: {problem}")
 
 
