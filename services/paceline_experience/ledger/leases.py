@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from paceline import wire
 from paceline.enums import DropReason, GiveBackReason, Purpose
-from paceline.errors import InvalidError, LimitError
+from paceline.errors import InvalidError, LimitError, plugin_boundary
 from paceline.plugins import TaskSource
 from paceline.telemetry.logs import Log
 from paceline.types import Assignment, EpisodeProgress, Task
@@ -296,15 +297,12 @@ class Leases:
             LimitError: it is too large.
             InvalidError: the source has failed, or its task cannot be sent.
         """
-        try:
+        report = partial(
+            log.exception, "a task source has failed", job=self._core.job_id, position=position
+        )
+        with plugin_boundary(f"{label} {position}", passes=(InvalidError,), report=report):
             task = source[position]
             num_bytes = wire.to_proto(task, pb.Task).ByteSize()
-        except InvalidError:
-            raise
-        except Exception as error:  # the boundary of a plug-in
-            log.exception("a task source has failed", job=self._core.job_id, position=position)
-            text = f"{label} {position}: {type(error).__name__}: {error}"
-            raise InvalidError(text) from None
         if problem := self._core.limits.excess("task_bytes", num_bytes):
             raise LimitError(f"{label} {position}: {problem}")
         return task

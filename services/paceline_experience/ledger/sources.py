@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from paceline.config import JobSpec
 from paceline.config.named import NamedPlugin, named, problems
 from paceline.data import JobData, takes_data
-from paceline.errors import InvalidError, UnavailableError
+from paceline.errors import InvalidError, UnavailableError, plugin_boundary
 from paceline.plugins import (
     Advantages,
     Allocator,
@@ -311,13 +311,10 @@ def _expect(value: Any, kind: type, needed: str) -> None:
         raise TypeError(f"an answer of type {type(value).__name__}; {needed} is needed")
 
 
-@contextmanager
-def _plugin_errors(field: str, name: str) -> Generator[None]:
-    """Whatever a plug-in raises inside is reported as an invalid value of this field."""
-    try:
-        yield
-    except (InvalidError, UnavailableError):  # the latter: a store or a volume is away
-        raise
-    except (Exception, SystemExit) as error:  # the boundary of a plug-in
-        text = f"{type(error).__name__}: {error}"
-        raise InvalidError(f"{field}: {name} refuses them: {text}") from None
+def _plugin_errors(field: str, name: str) -> AbstractContextManager[None]:
+    """Report whatever a plug-in raises inside as an invalid value of this field.
+
+    An `UnavailableError` says that a store or a volume is away.
+    """
+    passes = (InvalidError, UnavailableError)
+    return plugin_boundary(f"{field}: {name} refuses them", passes=passes)

@@ -8,8 +8,10 @@ import operator
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from paceline.errors import InvalidError, plugin_boundary
 from paceline.plugins import MAX_CURSOR_BYTES, MAX_PICK_BYTES, Pick, Sampler
 from paceline.telemetry.logs import Log
 from paceline.text import clipped
@@ -105,12 +107,13 @@ class TaskCursor:
     @contextmanager
     def _failing(self) -> Generator[None]:
         """A sampler may raise anything; only its own job fails."""
+        report = partial(log.exception, "a sampler has failed", sampler=self._kind)
         try:
-            yield
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
-            log.exception("a sampler has failed", sampler=self._kind)
-            text = f"experience.sampler: {self._kind}: {type(error).__name__}: {error}"
-            self.problem = self.problem or clipped(text, _MAX_PROBLEM_BYTES)
+            with plugin_boundary(f"experience.sampler: {self._kind}", report=report):
+                yield
+        except InvalidError as error:
+            problem = clipped(error.full_message, _MAX_PROBLEM_BYTES)
+            self.problem = self.problem or problem
 
 
 def _draw(seq: int, found: Any) -> Draw:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, overload
 
 from paceline.config import JobSpec
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, plugin_boundary
 from paceline.plugins import (
     MAX_NAMED_TASKS,
     MAX_STARTS_BYTES,
@@ -28,9 +29,7 @@ from paceline.plugins import (
     Start,
 )
 from paceline.telemetry.logs import Log
-from paceline.text import clipped
 from paceline.types import EpisodeStart
-from paceline_experience.ledger.generation.learning import MAX_PROBLEM_BYTES
 from paceline_experience.ledger.records import EpisodeSummary
 from paceline_experience.ledger.state import GroupRecord
 from paceline_experience.ledger.task_cursor import Draw, pick_text
@@ -79,10 +78,11 @@ class Allocation:
     def start(self, drawn: Draw, step: int) -> Wave | None:
         """The first wave of a group; None: the allocator has failed."""
         try:
-            starts = self._plugin.start(_pick(drawn.position, drawn.pick), self._at(step))
-            return _wave(starts, before=(), finished={}, least=1)
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
-            self.problem = self.problem or self._failed(error).message
+            with self._boundary():
+                starts = self._plugin.start(_pick(drawn.position, drawn.pick), self._at(step))
+                return _wave(starts, before=(), finished={}, least=1)
+        except InvalidError as error:
+            self.problem = self.problem or error.message
             return None
 
     def attempt(self, drawn: Draw) -> None:
@@ -120,13 +120,11 @@ class Allocation:
         """
         if group.waves >= MAX_WAVES:
             return None
-        try:
+        with self._boundary():
             so_far = open_group(group)
             starts = self._plugin.more(so_far, self._at(step))
             finished = {i: found for i, found in enumerate(group.results) if found is not None}
             wave = _wave(starts, before=starts_of(group), finished=finished, least=0)
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
-            raise self._failed(error) from error
         return wave if wave.count else None
 
     def enough(self, group: GroupRecord) -> bool:
@@ -137,18 +135,15 @@ class Allocation:
         """
         if self._closing is None:
             return False
-        try:
+        with self._boundary():
             return bool(self._closing.enough(open_group(group)))
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
-            raise self._failed(error) from error
 
     def _at(self, step: int) -> Context:
         return replace(self._context, step=step)
 
-    def _failed(self, error: BaseException) -> InvalidError:
-        log.exception("an allocator has failed", allocator=self._label)
-        text = f"{self._label}: {type(error).__name__}: {error}"
-        return InvalidError(clipped(text, MAX_PROBLEM_BYTES))
+    def _boundary(self) -> AbstractContextManager[None]:
+        report = partial(log.exception, "an allocator has failed", allocator=self._label)
+        return plugin_boundary(self._label, report=report)
 
 
 def open_group(group: GroupRecord) -> OpenGroup:

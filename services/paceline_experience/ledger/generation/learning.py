@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, plugin_boundary
 from paceline.plugins import Context, Learns
 from paceline.telemetry.logs import Log
 from paceline.text import clipped
@@ -29,9 +31,11 @@ class LearningPlugin:
     def remember(self, memory: Memory) -> None:
         """Draw with this memory from now on."""
         try:
-            self._plugin.remember(memory.of(self._name))
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
-            self.problem = self.problem or self._failed(error)
+            with self._boundary():
+                self._plugin.remember(memory.of(self._name))
+        except InvalidError as error:
+            problem = clipped(error.full_message, MAX_PROBLEM_BYTES)
+            self.problem = self.problem or problem
 
     def learn(self, context: Context, memory: Memory) -> dict[str, str]:
         """Texts of the keys that change; the plug-in is told of them by `remember`.
@@ -40,14 +44,12 @@ class LearningPlugin:
             InvalidError: it has failed, or its memory is too large.
         """
         own = memory.of(self._name)
-        try:
+        with self._boundary():
             changed: Any = self._plugin.observe(context.outcomes, replace(context, memory=own))
             if not isinstance(changed, Mapping):
                 raise TypeError(f"an answer of type {type(changed).__name__}; a mapping is needed")
             return memory.changed(self._name, changed)
-        except (Exception, SystemExit) as error:  # the boundary of a plug-in
-            raise InvalidError(self._failed(error)) from error
 
-    def _failed(self, error: BaseException) -> str:
-        log.exception("a plug-in that learns has failed", plugin=self._label)
-        return clipped(f"{self._label}: {type(error).__name__}: {error}", MAX_PROBLEM_BYTES)
+    def _boundary(self) -> AbstractContextManager[None]:
+        report = partial(log.exception, "a plug-in that learns has failed", plugin=self._label)
+        return plugin_boundary(self._label, report=report)
