@@ -258,14 +258,18 @@ def _messages(tree: Tree) -> Iterator[Row]:
     importers = sorted(name for name, to in tree.imports.items() if any(map(_is_message, to)))
     inside = [name for name in importers if not name.startswith(f"{LIBRARY}.v1")]
     outside = [name for name in inside if not _is_edge(name)]
-    listed = set(_listed(tree))
-    unlisted = [name for name in outside if name not in listed]
+    listed = _listed(tree)
+    unlisted = [name for name in outside if not any(_is_in(name, package) for package in listed)]
     yield Row("modules beyond the edge that import messages", len(outside), outside)
     yield Row("modules that import messages and are not listed", len(unlisted), unlisted)
 
 
 def _is_message(name: str) -> bool:
     return name.startswith(f"{LIBRARY}.v1.") and name.endswith("_pb2")
+
+
+def _is_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
 
 
 def _is_edge(name: str) -> bool:

@@ -11,6 +11,7 @@ from paceline.api.tenants import Tenant, tenant_from
 from paceline.config import JobSpec, parse_job
 from paceline.enums import JobState
 from paceline.errors import InvalidError, NotFoundError
+from paceline.server.job_records import fetch_job
 from paceline.transport.rpc import call
 from paceline.types import Job
 from paceline.v1 import experience_pb2, jobs_pb2, tenants_pb2
@@ -94,13 +95,12 @@ class GrpcJobRegistry:
         """
         if job_id in self._specs:
             return self._specs[job_id]
-        request = jobs_pb2.GetJobRequest(job_id=job_id)
         try:
-            job = await call(self._jobs.GetJob, request, timeout_s=TIMEOUT_S, idempotent=True)
+            job = await fetch_job(self._jobs, job_id, timeout_s=TIMEOUT_S)
         except NotFoundError:
             return None
         try:
-            self._specs[job_id] = parse_job(json.loads(job.spec_json))
+            self._specs[job_id] = parse_job(json.loads(job.spec))
         except (ValueError, InvalidError):
             return None
         return self._specs[job_id]

@@ -27,12 +27,12 @@ from paceline.plugins import (
     registry,
 )
 from paceline.server import artifacts
+from paceline.server.job_records import fetch_job
 from paceline.tokens.chat import Rendered
 from paceline.tokens.dialogue import DialogueState
 from paceline.tokens.transcript import TranscriptBuilder
-from paceline.transport.rpc import call
 from paceline.types import Assignment, EpisodeStart, SamplingParams, TokenSpan
-from paceline.v1 import jobs_pb2, types_pb2
+from paceline.v1 import types_pb2
 from paceline_environment.rollouts.turn import PrefixHolders
 from paceline_environment.scoring import MAX_ITEMS
 from paceline_environment.variants import Call, JobTransform, ShownVariant, parsed
@@ -274,10 +274,9 @@ class Jobs:
                 self._known.pop(job_id, None)
 
     async def _read(self, job_id: str) -> JobContext:
-        request = jobs_pb2.GetJobRequest(job_id=job_id)
-        job = await call(self._jobs.GetJob, request, timeout_s=20.0, idempotent=True)
-        spec = parse_job(json.loads(job.spec_json))
-        files = partial(self._files, dict(job.artifacts))
+        job = await fetch_job(self._jobs, job_id, timeout_s=20.0)
+        spec = parse_job(json.loads(job.spec))
+        files = partial(self._files, job.artifacts)
         tokenizer = await self._tokenizers.of(job_id, files)
         if spec.code is not None and (spec.has_own_environment or own_transform(spec)):
             await self._worlds.prepare(spec.code.digest, QueueOwner(spec.tenant, job_id))

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import NotFoundError
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
+from paceline.server.job_records import fetch_job
 from paceline.telemetry.logs import Log
-from paceline.transport.rpc import call
-from paceline.v1 import jobs_pb2
 
 if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
@@ -30,9 +29,8 @@ class AcceptedTargets:
             PacelineError: experience cannot be reached.
         """
         if job_id not in self._known:
-            request = jobs_pb2.GetJobRequest(job_id=job_id)
             try:
-                job = await call(self._jobs.GetJob, request, timeout_s=20.0, idempotent=True)
+                job = await fetch_job(self._jobs, job_id, timeout_s=20.0)
             except NotFoundError:
                 return NO_TARGETS
             found = AllowedTargets.of(job.status.unlisted)

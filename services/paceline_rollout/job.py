@@ -16,8 +16,7 @@ from paceline.plugins import Engine, EngineFactory, registry
 from paceline.program import importing
 from paceline.server import artifacts
 from paceline.server.cores import threads_for
-from paceline.transport.rpc import call
-from paceline.v1 import jobs_pb2
+from paceline.server.job_records import fetch_job
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
@@ -28,9 +27,8 @@ START_TIMEOUT_S = 60.0
 
 async def read_job(jobs: JobsAsyncStub, job_id: str) -> tuple[JobSpec, dict[str, str]]:
     """The spec, and the digests of the model files by name; waits for the experience service."""
-    request = jobs_pb2.GetJobRequest(job_id=job_id)
-    reply = await call(jobs.GetJob, request, timeout_s=START_TIMEOUT_S, idempotent=True)
-    return parse_job(json.loads(reply.spec_json)), dict(reply.artifacts)
+    job = await fetch_job(jobs, job_id, timeout_s=START_TIMEOUT_S)
+    return parse_job(json.loads(job.spec)), job.artifacts
 
 
 async def fetch_files(

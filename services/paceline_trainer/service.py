@@ -13,7 +13,6 @@ from typing import Literal
 
 import torch
 
-from paceline import wire
 from paceline.config import JobSpec, parse_job
 from paceline.config.lifecycle.forks import ForkSpec
 from paceline.config.service import TrainerOptions
@@ -29,8 +28,6 @@ from paceline.server.membership import Membership
 from paceline.telemetry.logs import Log
 from paceline.transport.rpc import connect_as
 from paceline.types import Worker
-from paceline.v1 import trainer_pb2 as pb
-from paceline.v1 import types_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
@@ -45,7 +42,7 @@ from paceline_trainer.liveness import TrainerLiveness
 from paceline_trainer.phase_clock import PhaseClock, report_loading
 from paceline_trainer.ranks.distributed import RankGroup, StopBroadcast
 from paceline_trainer.ranks.rank_info import RankInfo
-from paceline_trainer.servicer import StatusServicer
+from paceline_trainer.servicer import StatusServicer, TrainerReport
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_reference, open_policy
@@ -416,15 +413,12 @@ class TrainerService(Service):
             phases=(self._clock.report.now,),
         )
 
-    def _status(self) -> pb.TrainerStatus:
-        published = self._publisher.published if self._publisher is not None else None
-        return pb.TrainerStatus(
+    def _status(self) -> TrainerReport:
+        return TrainerReport(
             job_id=self._settings.job_id,
             incarnation=self._options.incarnation,
             step=0 if self._trainer is None else self._trainer.step,
-            published=None
-            if published is None
-            else wire.to_proto(published, types_pb2.PolicyVersion),
+            published=None if self._publisher is None else self._publisher.published,
             phase=self._clock.phase,
             seconds=self._clock.seconds,
         )

@@ -6,9 +6,8 @@ import json
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from paceline import wire
 from paceline.enums import JobState
-from paceline.v1 import types_pb2
+from paceline.types import Job
 from paceline_controller.runtimes.kubernetes.resources import Object, deleting
 
 FINALIZER = "paceline.dev/cancel"
@@ -105,12 +104,10 @@ def unmade(body: Object, message: str, *, now: datetime) -> Object:
     return _status(body, seen, conditions, now)
 
 
-def mirrored(
-    body: Object, job: types_pb2.Job, *, rollouts: int, waits_for: str, now: datetime
-) -> Object:
+def mirrored(body: Object, job: Job, *, rollouts: int, waits_for: str, now: datetime) -> Object:
     """The status of an object with a job; `waits_for` is used if the job has no reason."""
     seen = job.status
-    state = wire.member_of(JobState, seen.state, "state")
+    state = seen.state
     fields: Object = {
         "jobId": seen.job_id,
         "state": state.value,
@@ -120,7 +117,7 @@ def mirrored(
         "version": seen.version,
         "rolloutReplicas": 0 if state.terminal else rollouts,
     }
-    if seen.HasField("eval_reward"):
+    if seen.eval_reward is not None:
         fields["evalReward"] = seen.eval_reward
     outcome = {JobState.SUCCEEDED: "True"}.get(state, "False" if state.terminal else "Unknown")
     conditions = [
@@ -130,10 +127,10 @@ def mirrored(
     return _status(body, fields, conditions, now)
 
 
-def _steps(job: types_pb2.Job, before: Object) -> int:
+def _steps(job: Job, before: Object) -> int:
     """Steps by the job's spec, or by the last status if the spec is unreadable."""
     try:
-        return int(json.loads(job.spec_json)["stop"]["steps"])
+        return int(json.loads(job.spec)["stop"]["steps"])
     except (ValueError, TypeError, KeyError):
         return before.get("steps", 0)
 

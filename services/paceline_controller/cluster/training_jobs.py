@@ -29,7 +29,8 @@ from paceline.errors import (
 )
 from paceline.telemetry.logs import Log
 from paceline.transport.rpc import backoff_s, call
-from paceline.v1 import jobs_pb2, types_pb2
+from paceline.types import Job
+from paceline.v1 import jobs_pb2
 from paceline_controller.cluster.training_job_status import (
     FINALIZER,
     NextStep,
@@ -241,7 +242,7 @@ class TrainingJobs:
             await self._miss(body)
             return
         status = self._seen(body, job)
-        state = wire.member_of(JobState, job.status.state, "state")
+        state = job.status.state
         if state.terminal:
             text = job.status.reason or "the job is over"
             failed = state is JobState.FAILED
@@ -299,7 +300,7 @@ class TrainingJobs:
         self._record(body, "Suspended" if step is NextStep.PAUSE else "Resumed", f"job {job_id}")
         await self._write(body, self._seen(body, job))
 
-    def _seen(self, body: Object, job: types_pb2.Job) -> Object:
+    def _seen(self, body: Object, job: Job) -> Object:
         job_id = job.status.job_id
         before = body.get("status") or {}
         try:
@@ -331,5 +332,5 @@ class TrainingJobs:
     def _record(self, body: Object, reason: str, note: str, *, warning: bool = False) -> None:
         self._events.record("", reason, note, warning=warning, about=reference(body))
 
-    async def _call(self, method: Any, request: Any) -> types_pb2.Job:
-        return await call(method, request, timeout_s=TIMEOUT_S)
+    async def _call(self, method: Any, request: Any) -> Job:
+        return wire.from_proto(await call(method, request, timeout_s=TIMEOUT_S), Job)

@@ -14,8 +14,7 @@ from paceline.errors import PacelineError
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import GaugeSet, Metrics, series
 from paceline.types import Worker
-from paceline.v1.experience_pb2 import JobDemand
-from paceline_controller.demand_source import DemandSource
+from paceline_controller.demand_source import DemandSource, JobDemand
 from paceline_controller.jobs.phases import Standing, WorkerPhases
 from paceline_controller.jobs.plan import SERVED, LiveJob
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from paceline.config.service import ControllerOptions
 from paceline.enums import WorkerKind
 from paceline.types import Worker
-from paceline.v1.experience_pb2 import JobDemand
+from paceline_controller.demand_source import JobDemand
 from paceline_controller.jobs.plan import LiveJob, pools_of
 from paceline_controller.scaling.signals import (
     EnvironmentSignals,

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from paceline.enums import WorkerKind
 from paceline.types import Worker
-from paceline.v1.experience_pb2 import JobDemand
+from paceline_controller.demand_source import JobDemand
 from paceline_controller.scaling.planner import Speed
 
 

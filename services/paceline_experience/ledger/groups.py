@@ -10,8 +10,7 @@ from paceline.enums import DropReason, EpisodeOutcome, EpisodeState
 from paceline.errors import InvalidError
 from paceline.telemetry.logs import Log
 from paceline.text import clipped
-from paceline.types import EpisodeProgress, Trajectory
-from paceline.v1 import types_pb2 as pb
+from paceline.types import EpisodeProgress
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.counts import filter_reason
 from paceline_experience.ledger.filters.chain import FilterChain, finished_group
@@ -26,7 +25,12 @@ from paceline_experience.ledger.generation.allocation import (
 from paceline_experience.ledger.generation.back_off import BackOff, of_training
 from paceline_experience.ledger.generation.losses import Losses
 from paceline_experience.ledger.generation.prefix import prefixes
-from paceline_experience.ledger.generation.submission import Report, Submission, submission
+from paceline_experience.ledger.generation.submission import (
+    Report,
+    Submission,
+    Submitted,
+    submission,
+)
 from paceline_experience.ledger.own.later import LaterDecisions
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.replay.pool import StoredRecord
@@ -109,9 +113,7 @@ class Groups:
         for group in sorted(training, key=lambda each: each.seq):
             self.sizes.add(len(group.states))
 
-    async def submit(
-        self, trajectories: Sequence[Trajectory | pb.Trajectory | bytes]
-    ) -> list[EpisodeOutcome]:
+    async def submit(self, trajectories: Sequence[Submitted]) -> list[EpisodeOutcome]:
         """Store trajectories; returns the outcome of each."""
         submissions = [
             submission(

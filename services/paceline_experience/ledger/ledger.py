@@ -13,8 +13,7 @@ from paceline.enums import EpisodeOutcome, StopReason
 from paceline.plugins import TaskSource
 from paceline.progress import LedgerProgress
 from paceline.telemetry.tracing import OFF, Tracer
-from paceline.types import Assignment, EpisodeProgress, PolicyVersion, Trajectory
-from paceline.v1 import types_pb2 as pb
+from paceline.types import Assignment, EpisodeProgress, PolicyVersion
 from paceline_experience.ledger.advantages.estimator import Estimator
 from paceline_experience.ledger.batches import Batches, fence
 from paceline_experience.ledger.checkpoints import KeptCheckpoints
@@ -23,6 +22,7 @@ from paceline_experience.ledger.counts import totals
 from paceline_experience.ledger.evaluation.evals import Evals
 from paceline_experience.ledger.generation.allocation import Allocation
 from paceline_experience.ledger.generation.modes import EpisodeKey
+from paceline_experience.ledger.generation.submission import Submitted
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.job_completion import JobCompletion
 from paceline_experience.ledger.leases import Demand, Leases
@@ -217,9 +217,7 @@ class JobLedger:
         """Requeue all leases of a worker but those to `keep` (`Leases.release`)."""
         return await self._leases.release(worker_id, keep=keep, unless=unless)
 
-    async def submit(
-        self, trajectories: Sequence[Trajectory | pb.Trajectory | bytes]
-    ) -> list[EpisodeOutcome]:
+    async def submit(self, trajectories: Sequence[Submitted]) -> list[EpisodeOutcome]:
         """Store trajectories; returns the outcome of each."""
         outcomes = await self._groups.submit(trajectories)
         if self._evals.idle:  # workers are held as long as the run is open

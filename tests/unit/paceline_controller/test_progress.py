@@ -15,7 +15,7 @@ from paceline.enums import JobState, Phase, WorkerKind
 from paceline.errors import UnavailableError
 from paceline.telemetry.metrics import Metrics
 from paceline.types import Worker, WorkerPhase
-from paceline.v1.experience_pb2 import JobDemand
+from paceline_controller.demand_source import JobDemand
 from paceline_controller.jobs.phases import (
     LATELY,
     LEAST_S,
@@ -100,7 +100,7 @@ class Source:
         self.found |= {each.worker_id: each for each in workers}
 
     def change(self, **fields: Any) -> None:
-        self.wants.MergeFrom(JobDemand(**fields))
+        self.wants = replace(self.wants, **fields)
 
     async def workers(self) -> Sequence[Worker]:
         if self.away:
@@ -108,9 +108,7 @@ class Source:
         return list(self.found.values())
 
     async def demand(self) -> Mapping[str, JobDemand]:
-        wants = JobDemand()
-        wants.CopyFrom(self.wants)
-        return {JOB.job_id: wants}
+        return {JOB.job_id: self.wants}
 
 
 def change(
@@ -190,15 +188,15 @@ KINDS: dict[str, tuple[Callable[[Source], object], str]] = {
         "environment: no worker is in the roster",
     ),
     "environment takes nothing": (
-        lambda s: (s.change(queued=8), setattr(s.wants, "leased", 0)),
+        lambda s: s.change(queued=8, leased=0),
         "environment: no worker takes the episodes that are queued",
     ),
     "environment asks for nothing": (
-        lambda s: (s.change(headroom_groups=4), setattr(s.wants, "leased", 0)),
+        lambda s: s.change(headroom_groups=4, leased=0),
         "environment: no worker asks for tasks",
     ),
     "nothing may be admitted": (
-        lambda s: setattr(s.wants, "leased", 0),
+        lambda s: s.change(leased=0),
         "experience: no episode is open and none is admitted ",
     ),
     "environment worker was lost with its episodes": (
@@ -218,7 +216,7 @@ async def test_the_status_names_the_culprit(kind: str) -> None:
     spoil, expected = KINDS[kind]
     spoil(watched.source)
     if kind == "rollout does not take new weights":
-        watched.source.wants.leased = 0
+        watched.source.change(leased=0)
     seen = evidence_of(JOB, await watched.source.workers(), watched.source.wants)
     served = any(each.active_version >= 0 for each in seen.rollouts)
     bound_s = culprit(seen, WorkerPhases(), served=served).bound_s
@@ -238,7 +236,7 @@ async def test_the_status_names_the_culprit(kind: str) -> None:
 
 async def test_a_trainer_that_has_its_batch_has_more_time() -> None:
     watched = Watched()
-    watched.source.wants.trainer_wait_s = 0.0
+    watched.source.change(trainer_wait_s=0.0)
     assert await watched.after(TRAINING_S - 1) == ""
     reason = await watched.after(1 + LOOK_EVERY_S)
     assert reason.endswith("trainer: it does not finish step 4")
@@ -273,7 +271,7 @@ async def test_attempts_that_fail_once_are_no_reason(failed: int) -> None:
 async def test_workers_that_load_the_model_for_the_first_time_have_longer() -> None:
     watched = Watched()
     change(watched.source, "rollout-0", active_version=-1)
-    watched.source.wants.leased = 0
+    watched.source.change(leased=0)
     assert await watched.after(LOADING_S - 1) == ""
     change(watched.source, "rollout-0", active_version=3)
     assert await watched.after(LOOK_EVERY_S) == ""
@@ -285,14 +283,14 @@ async def test_new_weights_may_spread_for_a_while() -> None:
     watched = Watched()
     await watched.after(0)
     change(watched.source, "trainer-0", active_version=4)
-    watched.source.wants.leased = 0
+    watched.source.change(leased=0)
     assert await watched.after(LOADING_S - 1) == ""
     assert "have not taken version 4" in await watched.after(2 * LOOK_EVERY_S)
 
 
 async def test_a_step_that_hangs_is_noticed_though_its_clock_runs() -> None:
     watched, reason = Watched(), ""
-    watched.source.wants.trainer_wait_s = 0.0
+    watched.source.change(trainer_wait_s=0.0)
     for second in range(0, int(TRAINING_S) + 10, 10):
         change(watched.source, "trainer-0", load={"step_s": second})
         reason = await watched.after(10)
@@ -309,7 +307,7 @@ async def test_what_episodes_of_other_jobs_wait_for_is_not_said() -> None:
 
 async def test_slots_that_other_jobs_have_are_no_fault_of_the_environment() -> None:
     watched = Watched()
-    watched.source.wants.leased = 0
+    watched.source.change(leased=0)
     watched.source.change(queued=8)
     watched.source.put(of_jobs(("other-1", {"generate": 64}), open=64.0, slots=64.0))
     reason = await watched.after(BUSY_S + LOOK_EVERY_S)
@@ -335,7 +333,7 @@ async def test_the_load_of_shared_workers_is_not_told() -> None:
 @pytest.mark.parametrize("stage", ["step", "score"])
 async def test_an_evaluation_in_progress_has_the_time_of_its_episodes(stage: str) -> None:
     watched = Watched()
-    watched.source.wants.leased = 0
+    watched.source.change(leased=0)
     watched.source.change(measuring=True, eval_open=8)
     watched.source.put(waiting(**{stage: 8}))
     assert await watched.after(BUSY_S - 1) == ""
@@ -344,7 +342,7 @@ async def test_an_evaluation_in_progress_has_the_time_of_its_episodes(stage: str
 
 async def test_an_evaluation_that_hangs_is_noticed_though_the_trainer_has_a_batch() -> None:
     watched = Watched()
-    watched.source.wants.trainer_wait_s = 0.0
+    watched.source.change(trainer_wait_s=0.0)
     watched.source.change(measuring=True)
     watched.source.put(waiting(generate=4))
     assert (await watched.after(BUSY_S + LOOK_EVERY_S)).endswith("episodes wait for tokens")
@@ -355,7 +353,7 @@ async def test_filters_that_drop_everything_are_named() -> None:
     watched.source.wants.filtered["zero_variance"] = 7  # before
     await watched.after(0)
     for second in range(0, int(FRUITLESS_S) - 10, 10):
-        watched.source.wants.sampled_tokens = 1000 + second
+        watched.source.change(sampled_tokens=1000 + second)
         watched.source.wants.filtered["zero_variance"] = 8 + second
         assert await watched.after(10) == ""
     watched.source.wants.sampled_tokens += 1

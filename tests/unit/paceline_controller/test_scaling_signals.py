@@ -14,7 +14,7 @@ from paceline.enums import JobState, WorkerKind
 from paceline.errors import UnavailableError
 from paceline.telemetry.metrics import Metrics
 from paceline.types import Worker
-from paceline.v1.experience_pb2 import JobDemand
+from paceline_controller.demand_source import JobDemand
 from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import LiveJob, replicas_of
 from paceline_controller.jobs.starting import running_replicas

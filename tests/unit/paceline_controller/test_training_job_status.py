@@ -1,6 +1,7 @@
 """What a TrainingJob needs next, from the object alone."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import wire
 from paceline.enums import JobState
-from paceline.v1 import types_pb2
+from paceline.types import Job, JobStatus
 from paceline_controller.cluster.training_job_status import (
     FINALIZER,
     NextStep,
@@ -33,11 +33,9 @@ def thing(*, holds: bool = False, deleting: bool = False, **status: Any) -> dict
     return {"metadata": metadata, "status": status}
 
 
-def job(state: JobState, *, reason: str = "", step: int = 3) -> types_pb2.Job:
-    status = types_pb2.JobStatus(
-        job_id="a-1", state=wire.number_of(state), reason=reason, step=step, version=2
-    )
-    return types_pb2.Job(status=status, spec_json=json.dumps({"stop": {"steps": 20}}))
+def job(state: JobState, *, reason: str = "", step: int = 3) -> Job:
+    status = JobStatus("a-1", "a", "default", state, reason=reason, step=step, version=2)
+    return Job(status, json.dumps({"stop": {"steps": 20}}))
 
 
 def test_next_steps_of_a_training_job() -> None:
@@ -128,7 +126,7 @@ def test_reasons_are_the_jobs_before_the_pods() -> None:
 @pytest.mark.parametrize("spec", ["", "{", "[]", "{}", '{"stop": null}'])
 def test_a_job_with_an_unreadable_spec_still_ends(spec: str) -> None:
     failed = job(JobState.FAILED, reason="its record cannot be read")
-    failed.spec_json = spec
+    failed = replace(failed, spec=spec)
     new = mirrored(thing(holds=True), failed, rollouts=0, waits_for="", now=NOW)
     assert (new["state"], new["steps"]) == ("failed", 0)
     body = thing(holds=True, deleting=True, jobId="a-1", state="running", steps=20)

@@ -20,6 +20,8 @@ from paceline_experience.store.payloads import pack
 from paceline_experience.tenancy.quotas import JobLimits
 
 ANSWER_BYTES = 256
+Submitted = Trajectory | pb.Trajectory | bytes
+"""An episode's trajectory, or its message, or the bytes of that."""
 _STATUSES = wire.members_of(ScoreStatus, pb.ScoreStatus.DESCRIPTOR)
 MAX_TURNS = 64  # of which the outcome is kept, for allocators
 
@@ -120,7 +122,7 @@ def _said(message: pb.Trajectory) -> str:
 
 
 def submission(
-    item: Trajectory | pb.Trajectory | bytes,
+    item: Submitted,
     *,
     limits: JobLimits,
     compress_over_bytes: int,
