@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline import wire
 from paceline.api.tenants import Tenant, tenant_from
-from paceline.config import JobSpec, parse_job
+from paceline.config import JobSpec
 from paceline.enums import JobState
 from paceline.errors import InvalidError, NotFoundError
 from paceline.server.job_records import fetch_job
@@ -100,7 +99,7 @@ class GrpcJobRegistry:
         except NotFoundError:
             return None
         try:
-            self._specs[job_id] = parse_job(json.loads(job.spec))
+            self._specs[job_id] = job.spec()
         except (ValueError, InvalidError):
             return None
         return self._specs[job_id]

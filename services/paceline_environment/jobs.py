@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizers, Tokenizers
-from paceline.config import JobSpec, parse_job
+from paceline.config import JobSpec
 from paceline.config.job import RewardSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.named import own_transform, problems
@@ -275,7 +275,7 @@ class Jobs:
 
     async def _read(self, job_id: str) -> JobContext:
         job = await fetch_job(self._jobs, job_id, timeout_s=20.0)
-        spec = parse_job(json.loads(job.spec))
+        spec = job.spec()
         files = partial(self._files, job.artifacts)
         tokenizer = await self._tokenizers.of(job_id, files)
         if spec.code is not None and (spec.has_own_environment or own_transform(spec)):

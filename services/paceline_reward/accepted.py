@@ -33,7 +33,7 @@ class AcceptedTargets:
                 job = await fetch_job(self._jobs, job_id, timeout_s=20.0)
             except NotFoundError:
                 return NO_TARGETS
-            found = AllowedTargets.of(job.status.unlisted)
+            found = AllowedTargets.of(job.unlisted)
             if not found.targets:
                 return found
             log.warning("functions that are not listed are called", job=job_id, functions=found)

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline import wire
+from paceline.config import JobSpec, parse_job
 from paceline.transport.rpc import call
-from paceline.types import Job
 from paceline.v1 import jobs_pb2
 
 if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
 
 
-async def fetch_job(jobs: JobsAsyncStub, job_id: str, *, timeout_s: float) -> Job:
-    """A job with its spec and its model files; retried until `timeout_s` have passed.
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What a worker needs to know of a job, which never changes."""
+
+    spec_json: str
+    artifacts: dict[str, str]  # model files: name -> sha256
+    unlisted: tuple[
+        str, ...
+    ]  # functions that it may name although the operator has not listed them
+
+    def spec(self) -> JobSpec:
+        """The parsed spec.
+
+        Raises:
+            ValueError: it is not JSON.
+            InvalidError: this version cannot read it.
+        """
+        return parse_job(json.loads(self.spec_json))
+
+
+async def fetch_job(jobs: JobsAsyncStub, job_id: str, *, timeout_s: float) -> JobRecord:
+    """The record of a job; retried until `timeout_s` have passed.
 
     Raises:
         NotFoundError: there is no such job.
         PacelineError: experience cannot be reached.
     """
     request = jobs_pb2.GetJobRequest(job_id=job_id)
-    reply = await call(jobs.GetJob, request, timeout_s=timeout_s, idempotent=True)
-    return wire.from_proto(reply, Job)
+    job = await call(jobs.GetJob, request, timeout_s=timeout_s, idempotent=True)
+    return JobRecord(job.spec_json, dict(job.artifacts), tuple(job.status.unlisted))

@@ -356,14 +356,14 @@ async def test_filters_that_drop_everything_are_named() -> None:
         watched.source.change(sampled_tokens=1000 + second)
         watched.source.wants.filtered["zero_variance"] = 8 + second
         assert await watched.after(10) == ""
-    watched.source.wants.sampled_tokens += 1
+    watched.source.change(sampled_tokens=watched.source.wants.sampled_tokens + 1)
     reason = await watched.after(10 + LOOK_EVERY_S)
     dropped = r"filters drop every group, most as zero_variance \(\d+ so far\)"
     assert re.fullmatch(f"no batch since 00:00:00 UTC: {dropped}", reason)
     watched.source.change(accepted_groups=1)
     assert await watched.after(LOOK_EVERY_S) == ""
     for second in range(0, int(2 * FRUITLESS_S), 10):  # nothing was dropped since
-        watched.source.wants.sampled_tokens += second + 1
+        watched.source.change(sampled_tokens=watched.source.wants.sampled_tokens + second + 1)
         assert await watched.after(10) == ""
 
 
@@ -407,8 +407,7 @@ class Case:
 
     def put(self, source: Source, done: float, number: int = 4, pid: int = 0) -> None:
         waits = self.kind is WorkerKind.ROLLOUT
-        source.wants.trainer_wait_s = 1.0 if waits else 0.0
-        source.wants.leased = 0
+        source.change(trainer_wait_s=1.0 if waits else 0.0, leased=0)
         phase = WorkerPhase(self.phase, number, done, total=14.2e9)
         source.put(at(self.kind, phase, self.version, pid))
 
@@ -527,9 +526,9 @@ async def test_phases_of_other_releases_are_unknown() -> None:
 
 
 MOVES: dict[str, Callable[[Source, int], object]] = {
-    "step": lambda s, n: setattr(s.wants, "step", 100 + n),
-    "groups": lambda s, n: setattr(s.wants, "accepted_groups", n),
-    "episodes": lambda s, n: setattr(s.wants, "sampled_tokens", 1000 + n),
+    "step": lambda s, n: s.change(step=100 + n),
+    "groups": lambda s, n: s.change(accepted_groups=n),
+    "episodes": lambda s, n: s.change(sampled_tokens=1000 + n),
     "tokens": lambda s, n: change(s, "rollout-0", load={"tokens_generated": n}),
     "weights": lambda s, n: change(s, "rollout-0", active_version=100 + n),
     "training": lambda s, n: change(s, "trainer-0", load={"tokens": n}),
@@ -537,8 +536,8 @@ MOVES: dict[str, Callable[[Source, int], object]] = {
 }
 IDLE: dict[str, Callable[[Source, int], object]] = {
     "load": lambda s, n: change(s, "environment-0", load={"waiting_step": n, "cpu_s": n}),
-    "queue": lambda s, n: setattr(s.wants, "queued", n),
-    "waiting": lambda s, n: setattr(s.wants, "trainer_wait_s", 1.0 + n),
+    "queue": lambda s, n: s.change(queued=n),
+    "waiting": lambda s, n: s.change(trainer_wait_s=1.0 + n),
     "reload": lambda s, n: change(s, "rollout-0", load={"swap_s": n}),
     "clock": lambda s, n: change(s, "trainer-0", load={"step_s": n, "checkpoint_s": n}),
 }
