@@ -58,7 +58,8 @@ _TRANSIENT = (
     MissingDataError,  # of a volume that comes back
     OSError,
 )
-_RETRY_S = 60.0
+RETRY_S = 60.0
+"""Until a job that could not be opened is tried again."""
 _MAX_UNTRIED = 3
 
 
@@ -106,8 +107,10 @@ class Ledgers:
         own_tasks: OwnTasks | None = None,
         own_functions: OwnFunctions | None = None,
         data: DataOfJobs | None = None,
+        retry_s: float = RETRY_S,
         clock: Clock | None = None,
     ) -> None:
+        self._retry_s = retry_s
         self._own_functions = own_functions
         self._data = data
         self._dry_run = dry_run
@@ -338,8 +341,8 @@ class Ledgers:
             if self._untried[job_id] >= _MAX_UNTRIED:
                 return await self._give_up(job, error)
         why = f"job {job_id} is not open, will be retried: {_text(error)}"
-        log.error("cannot be opened yet", job=job_id, error=error, retry_s=_RETRY_S)
-        self._retry_at[job_id] = (asyncio.get_running_loop().time() + _RETRY_S, why)
+        log.error("cannot be opened yet", job=job_id, error=error, retry_s=self._retry_s)
+        self._retry_at[job_id] = (asyncio.get_running_loop().time() + self._retry_s, why)
         return NotOpenError(why)
 
     async def _give_up(self, job: Job, error: Exception) -> UnopenableError:

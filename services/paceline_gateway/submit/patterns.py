@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -37,11 +37,17 @@ def problem(pattern):
 json.dump([problem(each) for each in json.load(sys.stdin)], sys.stdout)
 """
 
+Compile = Callable[[Sequence[str]], Awaitable[list[str]]]
+
 
 class Patterns:
-    """Finds problems of regular expressions, in bounded time."""
+    """Finds problems of regular expressions, in bounded time.
 
-    def __init__(self) -> None:
+    `in_child` returns the problem of each pattern, found where a pattern may take its time.
+    """
+
+    def __init__(self, in_child: Compile | None = None) -> None:
+        self._in_child = in_child or _compile_in_child
         self._children = asyncio.Semaphore(_MAX_CHILDREN)
         self._tenants: dict[str, asyncio.Lock] = {}
 
@@ -65,7 +71,7 @@ class Patterns:
                     await held.enter_async_context(self._children)
             except TimeoutError:
                 raise BusyError("reward: many patterns are being checked; try again") from None
-            return await _compile_in_child(patterns)
+            return await self._in_child(patterns)
 
 
 def _length(pattern: str) -> str:

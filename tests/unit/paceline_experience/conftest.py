@@ -47,7 +47,7 @@ from paceline_experience.jobs.history import History, JobMetricRow
 from paceline_experience.jobs.hooks import JobHooks
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
-from paceline_experience.jobs.ledgers import Ledgers, sweep
+from paceline_experience.jobs.ledgers import RETRY_S, Ledgers, sweep
 from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.jobs.service import JobService
 from paceline_experience.jobs.training import Training
@@ -105,6 +105,7 @@ class RecordingHooks:
     runs: int = 0
     losses: int = 0
     deaf: bool = False
+    misses_a_loss: bool = False  # once
     listed: tuple[CheckpointStatus, ...] = ()
 
     async def recorded(self) -> None:
@@ -124,6 +125,9 @@ class RecordingHooks:
         self.listed = listed
 
     async def store_rolled_back(self) -> None:
+        if self.misses_a_loss:
+            self.misses_a_loss = False
+            raise StoreError("away")
         self.losses += 1
 
     def of(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
@@ -291,15 +295,25 @@ class TriedHere(DryRun):
 class Site:
     """One job with the parts of the service that advance it, across restarts."""
 
-    def __init__(self, store: Store, run_dir: Path, clock: FakeClock) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run_dir: Path,
+        clock: FakeClock,
+        *,
+        retry_s: float = RETRY_S,
+        job_store: Callable[[Store], JobStore] = JobStore,
+        trial: DryRun | None = None,
+    ) -> None:
         self.store, self.run_dir, self.clock = store, run_dir, clock
+        self.retry_s, self.job_store, self.trial = retry_s, job_store, trial
         self.job_id, self.incarnation = "", 0
         self.storage = str(run_dir / "objects")
         self._begin_life()
 
     def _begin_life(self) -> None:
         store = self.store
-        self.jobs = JobStore(store)
+        self.jobs = self.job_store(store)
         self.history = History(store, self.run_dir)
         self.roster = Roster(lease_s=1000, clock=self.clock.now)
         tracker = RoutePlanner(self.roster)
@@ -312,6 +326,8 @@ class Site:
             opened=self._opened,
             options=ExperienceOptions(member_lease_s=1000),
             owner="experience-0",
+            dry_run=self.trial,
+            retry_s=self.retry_s,
             clock=self.clock,
             watermarks=lambda job_id: Watermarks(self.history.folder(job_id) / "watermarks.json"),
         )
@@ -475,8 +491,8 @@ Sites = Callable[..., Site]
 def sites() -> Sites:
     """Builds a site."""
 
-    def build(store: Store, run_dir: Path) -> Site:
-        return Site(store, run_dir, FakeClock())
+    def build(store: Store, run_dir: Path, **settings: Any) -> Site:
+        return Site(store, run_dir, FakeClock(), **settings)
 
     return build
 

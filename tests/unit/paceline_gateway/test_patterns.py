@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import pytest
-
-from paceline_gateway.submit import patterns
 from paceline_gateway.submit.patterns import Patterns
 
 SLOW = [r"[\u4e00-\u9fff]"]
 
 
-async def test_a_tenant_does_not_take_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tenant_does_not_take_all_places() -> None:
     busy, go_on = 0, asyncio.Event()
 
     async def compile_in_child(given: Sequence[str]) -> list[str]:
@@ -22,8 +19,7 @@ async def test_a_tenant_does_not_take_all_places(monkeypatch: pytest.MonkeyPatch
         await go_on.wait()
         return [""]
 
-    monkeypatch.setattr(patterns, "_compile_in_child", compile_in_child)
-    checks = Patterns()
+    checks = Patterns(compile_in_child)
     asked = [asyncio.create_task(checks.problems(SLOW, "a")) for _ in range(8)]
     asked += [asyncio.create_task(checks.problems(SLOW, tenant)) for tenant in ("b", "c")]
     for _ in range(10):

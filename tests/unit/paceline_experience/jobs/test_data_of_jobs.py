@@ -36,7 +36,7 @@ GOOD = "".join(json.dumps({"question": f"q{n}", "answer": "a"}) + "\n" for n in 
 
 @pytest.fixture
 async def site(sites: Sites, store: Store, tmp_path: Path) -> AsyncIterator[Site]:
-    made = sites(store, tmp_path)
+    made = sites(store, tmp_path, retry_s=0.0)
     yield made
     await made.ledgers.close()
 
@@ -68,14 +68,13 @@ def rows_of(path: Path | str) -> dict[str, Any]:
 
 
 async def test_a_volume_that_is_away_is_waited_for(
-    site: Site, data: DataOfJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, data: DataOfJobs, tmp_path: Path
 ) -> None:
     volume, away = tmp_path / "volume", tmp_path / "away"
     volume.mkdir()
     (volume / "rows.jsonl").write_text(GOOD)
     await site.submit(**rows_of(volume))
     await site.ledgers.close()
-    monkeypatch.setattr("paceline_experience.jobs.ledgers._RETRY_S", 0.0)
     volume.rename(away)
     for at in range(4):
         if at == 1:

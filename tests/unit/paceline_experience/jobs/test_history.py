@@ -92,29 +92,32 @@ async def test_a_torn_file_is_mended_from_the_store(store: Store, job: Job, tmp_
     assert lines(history, job) == whole
 
 
-async def test_a_file_is_written_by_one_at_a_time(
-    store: Store, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history = History(store, tmp_path)
+class SlowHistory(History):
+    """Its first read of rows returns when it may."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        super().__init__(store, folder)
+        self.has_read, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def rows(self, job: Job, *, after: int, limit: int) -> list[JobMetricRow]:
+        rows = await super().rows(job, after=after, limit=limit)
+        if not self.has_read.is_set():
+            self.has_read.set()
+            await self.goes_on.wait()
+        return rows
+
+
+async def test_a_file_is_written_by_one_at_a_time(store: Store, job: Job, tmp_path: Path) -> None:
+    history = SlowHistory(store, tmp_path)
     for step in range(3):
         await add(store, job, step=step, kind="train", values={})
-    has_read, goes_on, read = asyncio.Event(), asyncio.Event(), history.rows
-
-    async def slow(job: Job, *, after: int, limit: int) -> list[JobMetricRow]:
-        found = await read(job, after=after, limit=limit)
-        monkeypatch.setattr(history, "rows", read)
-        has_read.set()
-        await goes_on.wait()
-        return found
-
-    monkeypatch.setattr(history, "rows", slow)
     first = asyncio.create_task(history.follow(job))
-    await has_read.wait()
+    await history.has_read.wait()
     history.forget(job.status.job_id)
     await add(store, job, step=3, kind="train", values={})
     second = asyncio.create_task(history.follow(job, rewrite=True))
     await asyncio.wait({second}, timeout=0.1)
-    goes_on.set()
+    history.goes_on.set()
     await asyncio.gather(first, second)
     assert [line["step"] for line in lines(history, job)] == [0, 1, 2, 3]
 

@@ -2,28 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 from paceline.config import JobSpec
+from paceline.data import JobData
 from paceline.enums import JobState
 from paceline.errors import StoreError
-from paceline_experience.jobs.dry_run import UntriedError
+from paceline.types import Job
+from paceline_experience.jobs.dry_run import DryRun, UntriedError
+from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.store.keys import job_key
 from paceline_experience.store.store import Store, client_of
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
     from conftest import Site, Sites
 
+T = TypeVar("T")
+
+
+class Interrupted(JobStore):
+    """One of the calls by name fails, or is followed by something else before it returns; once."""
+
+    fails = ""
+    followed = ""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.by: Callable[[], Awaitable[object]] = never
+
+    async def live(self) -> list[Job]:
+        return await self._interrupted("live", super().live)
+
+    async def get(self, job_id: str) -> Job:
+        return await self._interrupted("get", partial(super().get, job_id))
+
+    async def claim(self, job: Job, owner: str, *, lease_s: float, epoch: int = 0) -> int:
+        claim = partial(super().claim, job, owner, lease_s=lease_s, epoch=epoch)
+        return await self._interrupted("claim", claim)
+
+    async def _interrupted(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        if name == self.fails:
+            self.fails = ""
+            raise StoreError("away")
+        answer = await call()
+        if name == self.followed:
+            self.followed = ""
+            await self.by()
+        return answer
+
+
+async def never() -> None:
+    raise AssertionError
+
+
+class Trial(DryRun):
+    """The first and every third one after it succeed."""
+
+    def __init__(self) -> None:
+        super().__init__(timeout_s=60, memory_bytes=1 << 30)
+        self._number = 0
+
+    async def check(self, spec: JobSpec, data: JobData | None = None) -> None:
+        self._number += 1
+        if self._number % 3 != 1:
+            raise UntriedError(f"{spec.name}: no process")
+
 
 @pytest.fixture
 async def site(sites: Sites, store: Store, tmp_path: Path) -> AsyncIterator[Site]:
-    made = sites(store, tmp_path)
-    yield made
-    await made.ledgers.close()
+    built = sites(store, tmp_path, job_store=Interrupted)
+    yield built
+    await built.ledgers.close()
+
+
+def interrupted(site: Site) -> Interrupted:
+    assert isinstance(site.jobs, Interrupted)
+    return site.jobs
 
 
 async def submitted(site: Site, number: int) -> set[str]:
@@ -36,22 +96,10 @@ async def submitted(site: Site, number: int) -> set[str]:
     return jobs
 
 
-def fails_once(monkeypatch: pytest.MonkeyPatch, owner: Any, verb: str) -> None:
-    whole = getattr(owner, verb)
-
-    async def failing(*told: Any, **more: Any) -> Any:
-        monkeypatch.setattr(owner, verb, whole)
-        raise StoreError("away")
-
-    monkeypatch.setattr(owner, verb, failing)
-
-
 @pytest.mark.parametrize("verb", ["live", "get", "claim"])
-async def test_jobs_that_were_not_reached_are_opened_later(
-    site: Site, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
+async def test_jobs_that_were_not_reached_are_opened_later(site: Site, verb: str) -> None:
     jobs = await submitted(site, 3)
-    fails_once(monkeypatch, site.jobs, verb)
+    interrupted(site).fails = verb
     with pytest.raises(StoreError):
         await site.ledgers.open_all()
     assert not site.ledgers.active
@@ -60,19 +108,11 @@ async def test_jobs_that_were_not_reached_are_opened_later(
 
 
 @pytest.mark.parametrize("verb", ["live", "get"])
-async def test_a_job_that_ends_while_it_is_looked_up_stays_over(
-    site: Site, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
+async def test_a_job_that_ends_while_it_is_looked_up_stays_over(site: Site, verb: str) -> None:
     await submitted(site, 1)
-    whole = getattr(site.jobs, verb)
-
-    async def late(*told: Any) -> Any:
-        found = await whole(*told)
-        monkeypatch.setattr(site.jobs, verb, whole)
-        await site.job_service.set_state(site.job_id, JobState.FAILED, reason="meanwhile")
-        return found
-
-    monkeypatch.setattr(site.jobs, verb, late)
+    jobs, end = interrupted(site), site.job_service.set_state
+    jobs.by = partial(end, site.job_id, JobState.FAILED, reason="meanwhile")
+    jobs.followed = verb
     if verb == "live":
         await site.ledgers.open_all()
     else:
@@ -112,19 +152,10 @@ async def test_a_job_whose_record_was_written_without_a_reply_is_opened(
 
 
 async def test_failed_trials_before_a_success_are_forgotten(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    sites: Sites, store: Store, tmp_path: Path
 ) -> None:
+    site = sites(store, tmp_path, trial=Trial(), retry_s=0.0)
     await submitted(site, 1)
-    ends = iter([False, False, True, False, False, True])
-
-    class Trial:
-        async def check(self, spec: JobSpec, data: object = None) -> None:
-            del data
-            if not next(ends):
-                raise UntriedError(f"{spec.name}: no process")
-
-    cast(Any, site.ledgers)._dry_run = Trial()
-    monkeypatch.setattr("paceline_experience.jobs.ledgers._RETRY_S", 0.0)
     for _ in range(2):
         for opens in (False, False, True):
             await site.ledgers.open_all()
@@ -133,9 +164,7 @@ async def test_failed_trials_before_a_success_are_forgotten(
     assert (await site.status()).state == "queued"
 
 
-async def test_a_job_that_is_over_is_read_without_its_tasks(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_that_is_over_is_read_without_its_tasks(site: Site, store: Store) -> None:
     await site.submit()
     await site.begin(0)
     await site.train()
@@ -143,10 +172,10 @@ async def test_a_job_that_is_over_is_read_without_its_tasks(
     await site.job_service.cancel(site.job_id, reason="")
     await site.job_service.set_state(site.job_id, JobState.CANCELLED, reason="")
 
-    def hang(*_: Any) -> None:
-        raise AssertionError("tasks of a job that is over are built")
-
-    monkeypatch.setattr("paceline_experience.jobs.own_tasks.task_sources", hang)
+    spec = (await site.jobs.get(site.job_id)).spec
+    text = spec.replace('"arithmetic"', '"not_installed"')
+    assert text != spec
+    await store.command("SET", job_key("default", site.job_id, "spec"), text)
     await site.die()
     ledger = await site.ledger()
     assert (await ledger.verify()).ok

@@ -19,7 +19,7 @@ from paceline_experience.store.store import Store, client_of
 from paceline_harness.servers.store_contents import contents, put_back
 
 if TYPE_CHECKING:
-    from conftest import RecordingHooks, Worlds
+    from conftest import Worlds
 
 
 def serve(folder: Path) -> ValkeyServer:
@@ -133,19 +133,10 @@ async def test_leases_that_had_ended_when_the_store_was_rolled_back_go_on(
     await world.clean(ledger)
 
 
-async def test_what_follows_a_loss_is_done_until_it_succeeds(
-    store: Store, worlds: Worlds, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_follows_a_loss_is_done_until_it_succeeds(store: Store, worlds: Worlds) -> None:
     world = worlds(store)
     ledger = await world.started()
-    kind = type(world.hooks)
-    hears = kind.store_rolled_back
-
-    async def deaf(hooks: RecordingHooks) -> None:
-        monkeypatch.setattr(kind, "store_rolled_back", hears)
-        raise StoreError("away")
-
-    monkeypatch.setattr(kind, "store_rolled_back", deaf)
+    world.hooks.misses_a_loss = True
     # The grant is lost too, and is written anew before the hooks are told.
     lost = ("revision", 1, "incarnation", 0)
     await store.command("HSET", JobKeys("default", "j1").meta, *lost)

@@ -7,19 +7,38 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from redis.asyncio import Redis
 
 from paceline.config.limits import LimitSettings
 from paceline.config.quota import Quota
 from paceline_experience.dispatch.slots import SlotAccounting
 from paceline_experience.fleet.roster import Roster
 from paceline_experience.jobs.jobs import JobStore
-from paceline_experience.store.store import Store
+from paceline_experience.store.store import Store, client_of
 from paceline_experience.tenancy.quotas import Quotas
 from paceline_experience.usage.tenants import Tenants
 
 
+class SlowStore(Store):
+    """Reads hashes at once, and returns them when it may."""
+
+    def __init__(self, redis: Redis) -> None:
+        super().__init__(redis)
+        self.has_read, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def hashes(self, *keys: str) -> list[dict[bytes, bytes]]:
+        contents = await super().hashes(*keys)
+        self.has_read.set()
+        await self.goes_on.wait()
+        return contents
+
+
 @pytest.fixture
 def tenants(store: Store) -> Tenants:
+    return tenants_of(store)
+
+
+def tenants_of(store: Store) -> Tenants:
     ledgers = cast(Any, SimpleNamespace(active={}, wake=lambda: None))
     return Tenants(
         store=store,
@@ -36,29 +55,22 @@ def tenants(store: Store) -> Tenants:
     [(None, Quota(jobs=1)), (Quota(jobs=3), Quota(jobs=1)), (Quota(jobs=3), None)],
 )
 async def test_a_quota_that_is_set_during_a_refresh_stays(
+    redis_socket: str,
     tenants: Tenants,
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
     before: Quota | None,
     after: Quota | None,
 ) -> None:
     await tenants.set("a", before)
-    has_read, goes_on, read = asyncio.Event(), asyncio.Event(), store.hashes
-
-    async def slow(*keys: str) -> list[dict[bytes, bytes]]:
-        found = await read(*keys)
-        has_read.set()
-        await goes_on.wait()
-        return found
-
-    monkeypatch.setattr(store, "hashes", slow)
-    looking = asyncio.create_task(tenants.refresh())
-    await has_read.wait()
-    setting = asyncio.create_task(tenants.set("a", after))
+    slow = SlowStore(client_of(f"unix://{redis_socket}"))
+    other = tenants_of(slow)
+    looking = asyncio.create_task(other.refresh())
+    await slow.has_read.wait()
+    setting = asyncio.create_task(other.set("a", after))
     await asyncio.wait({setting}, timeout=0.1)
-    goes_on.set()
+    slow.goes_on.set()
     await asyncio.gather(looking, setting)
-    assert tenants.quota("a") == (after or LimitSettings().tenant)
+    assert other.quota("a") == (after or LimitSettings().tenant)
+    await slow.close()
 
 
 @pytest.mark.parametrize("damaged", ["{", '{"jobs": -1}', '{"of_a_later_release": 1}'])
