@@ -135,6 +135,8 @@ def batch(case: Case, vocabulary: int) -> Columns:
         behaviour=np.zeros(size, np.float32),
         advantages=chance.normal(size=size).astype(np.float32),
         versions=np.zeros(size, np.int64),
+        workers=np.zeros(size, np.int64),
+        worker_names=("",),
         temperatures=np.ones(num, np.float32),
         weights=np.ones(num, np.float32),
         rows=np.arange(num),

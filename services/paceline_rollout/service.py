@@ -88,6 +88,7 @@ class RolloutService(Service):
             usage=chassis.usage.totals,
             refusal=lambda: self._updater.refusal if self._ready else None,
             at_fault=lambda version: self._updater.overrule(version),
+            fault=lambda words: self._updater.end(words),
         )
         self._heartbeat_task: asyncio.Task[None] | None = None
         self._multiplexer_task: asyncio.Task[None] | None = None

@@ -61,8 +61,8 @@ class WeightUpdater:
     `changed(version, False)` when its canary disagrees; the bytes of that version are then loaded
     again. After `max_refusals` of one version in a row it is refused for good, and until a newer
     one arrives the engine goes back to the version before, which is held that long. `run` raises
-    RefusedWeightsError once `overrule` says that the engine is at fault, as only another one is
-    left to try; so it does at once for weights of another model than the engine's, as by
+    RefusedWeightsError once `overrule` or `end` says that the engine is at fault, as only another
+    one is left to try; so it does at once for weights of another model than the engine's, as by
     `config_json`, what `model_config.canonical` says of the engine's own.
     """
 
@@ -86,7 +86,7 @@ class WeightUpdater:
         self.newest = NONE  # of all routes received
         self.canary_error = 0.0
         self.refusal: WeightRefusal | None = None  # of the newest version that was received
-        self._overruled: asyncio.Queue[WeightRefusal] = asyncio.Queue()
+        self._faults: asyncio.Queue[str] = asyncio.Queue()  # for which the engine has to end
         self._active_since: float | None = None
         self._roster = roster
         self._engine = engine
@@ -154,7 +154,7 @@ class WeightUpdater:
             group.create_task(self._watch(), name="route")
             group.create_task(self._receiver.run(), name="receive")
             group.create_task(self._reports.run(), name="report")
-            group.create_task(self._end_if_overruled(), name="overruled")
+            group.create_task(self._end_at_fault(), name="fault")
             while True:
                 # In the engine, a newer version displaces one that still waits to be swapped in.
                 staging = await self._received.get()
@@ -163,15 +163,19 @@ class WeightUpdater:
 
     def overrule(self, version: int) -> None:
         """Another worker serves this version: if it is refused here, the engine is at fault."""
-        if self.refusal is not None and self.refusal.version == version:
-            self._overruled.put_nowait(self.refusal)
+        refusal = self.refusal
+        if refusal is not None and refusal.version == version:
+            self.end(
+                f"version {refusal.version}, which another worker serves, was refused in "
+                f"{self._max_refusals} loads of the same bytes: {refusal.reason}"
+            )
 
-    async def _end_if_overruled(self) -> None:
-        refusal = await self._overruled.get()
-        raise RefusedWeightsError(
-            f"version {refusal.version}, which another worker serves, was refused in "
-            f"{self._max_refusals} loads of the same bytes: {refusal.reason}"
-        )
+    def end(self, fault: str) -> None:
+        """The engine is wrong, as `fault` says: `run` ends."""
+        self._faults.put_nowait(fault)
+
+    async def _end_at_fault(self) -> None:
+        raise RefusedWeightsError(await self._faults.get())
 
     async def _watch(self) -> None:
         request = pb.WatchRouteRequest(job_id=self._job_id, worker_id=self._worker_id)

@@ -12,7 +12,7 @@ from paceline.enums import TRAINER_SAYS, StopReason
 from paceline.errors import DeadlineError, UnavailableError
 from paceline.telemetry.logs import Log
 from paceline.transport.rpc import backoff_s, call, stream
-from paceline.types import Job, PolicyVersion
+from paceline.types import Job, PolicyVersion, WorkerMismatch
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
 from paceline_trainer.columns import Share
@@ -82,7 +82,12 @@ class TrainerLedger:
         return await _until_available("TakeBatch", lambda: self._take(request))
 
     async def commit(
-        self, step: int, batch_id: str, metrics: Mapping[str, float]
+        self,
+        step: int,
+        batch_id: str,
+        metrics: Mapping[str, float],
+        *,
+        mismatches: Sequence[WorkerMismatch] = (),
     ) -> StopReason | None:
         """Commit the batch of `step`; returns why there is no further one, or None."""
         request = pb.CommitStepRequest(
@@ -91,6 +96,7 @@ class TrainerLedger:
             step=step,
             batch_id=batch_id,
             metrics=metrics,
+            mismatches=[wire.to_proto(each, pb.WorkerMismatch) for each in mismatches],
         )
         reply = await self._call("CommitStep", self._experience.CommitStep, request)
         return wire.member_of(StopReason, reply.stop, "stop") if reply.stop else None
@@ -198,6 +204,7 @@ class TrainerLedger:
             stop=wire.member_of(StopReason, head.stop, "stop") if head.stop else None,
             age_steps=dict(head.age_steps),
             publish_again=head.publish_again,
+            workers=tuple(head.workers),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +33,8 @@ class Columns:
     behaviour: Floats  # per policy token, as is `advantages`
     advantages: Floats
     versions: Ints
+    workers: Ints  # that sampled them: a place in `worker_names`
+    worker_names: tuple[str, ...]  # of the whole batch, alike on all ranks; the first is unknown
     temperatures: Floats  # per sequence, as is `weights`
     weights: Floats
     rows: Ints  # per sequence: its position in the batch, over all ranks
@@ -81,6 +83,7 @@ class Share:
     stop: StopReason | None = None
     age_steps: Mapping[int, int] = field(default_factory=dict[int, int])  # by version
     publish_again: bool = False  # there is no batch, as no engine accepts the newest version
+    workers: tuple[str, ...] = ()  # rollout workers of the whole batch, alike on all ranks
 
     def ages(self, versions: Ints) -> Ints:
         """How many steps the tokens of each version are behind the batch.
@@ -96,13 +99,15 @@ class Share:
         return found
 
 
-def columns(samples: Iterable[pb.TrainSample]) -> Columns:
+def columns(samples: Iterable[pb.TrainSample], workers: Sequence[str] = ()) -> Columns:
     """Flatten samples, except masked ones and those without a trainable token.
+
+    `workers` are those of the whole batch; others are unknown.
 
     Raises:
         InvalidError: the counts of log-probs, versions or advantages and of policy tokens differ.
     """
-    builder = _ColumnBuilder()
+    builder = _ColumnBuilder(("", *workers))
     for sample in samples:
         if not sample.masked:
             builder.add(sample)
@@ -112,7 +117,9 @@ def columns(samples: Iterable[pb.TrainSample]) -> Columns:
 class _ColumnBuilder:
     """Appends sequences to lists, one per column."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker_names: tuple[str, ...]) -> None:
+        self.worker_names = worker_names
+        self._places = {name: place for place, name in enumerate(worker_names)}
         self.tokens: list[int] = []
         self.token_ends: list[int] = [0]
         self.positions: list[int] = []
@@ -120,6 +127,7 @@ class _ColumnBuilder:
         self.behaviour: list[float] = []
         self.advantages: list[float] = []
         self.versions: list[int] = []
+        self.workers: list[int] = []
         self.temperatures: list[float] = []
         self.weights: list[float] = []
         self.rows: list[int] = []
@@ -130,7 +138,11 @@ class _ColumnBuilder:
         for span in sample.spans:
             if span.source == types_pb2.TOKEN_SOURCE_POLICY:
                 positions.extend(range(span.start, span.end))
-        sampled = [run.version for run in sample.versions for _ in range(run.count)]
+        sampled: list[int] = []
+        workers: list[int] = []
+        for run in sample.versions:
+            sampled += [run.version] * run.count
+            workers += [self._places.get(run.worker, 0)] * run.count
         advantages = sample.advantages
         if len(advantages) == 1:
             advantages = [advantages[0]] * len(positions)
@@ -151,6 +163,7 @@ class _ColumnBuilder:
         self.behaviour.extend(sample.logprobs[skip:])
         self.advantages.extend(advantages[skip:])
         self.versions.extend(sampled[skip:])
+        self.workers.extend(workers[skip:])
         # Log-probs of greedy tokens are at temperature 1.
         self.temperatures.append(sample.temperature or 1.0)
         # Proto3 cannot tell an unset weight from 0; to exclude a sample, it is `masked`.
@@ -167,6 +180,8 @@ class _ColumnBuilder:
             behaviour=np.array(self.behaviour, np.float32),
             advantages=np.array(self.advantages, np.float32),
             versions=np.array(self.versions, np.int64),
+            workers=np.array(self.workers, np.int64),
+            worker_names=self.worker_names,
             temperatures=np.array(self.temperatures, np.float32),
             weights=np.array(self.weights, np.float32),
             rows=np.array(self.rows, np.int64),

@@ -25,10 +25,10 @@ from paceline_trainer.checkpoints.state import StagedCheckpoint
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.columns import Share
 from paceline_trainer.gauges import TrainerGauges
+from paceline_trainer.mismatch.comparison import Mismatch
 from paceline_trainer.phase_clock import PhaseClock
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
-from paceline_trainer.step.mismatch import Mismatch
 from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import local_shards
@@ -234,7 +234,12 @@ class Trainer:
             # JSON has no infinity and no NaN.
             finite = {name: value for name, value in values.items() if math.isfinite(value)}
             with self._traces.stage("train.commit"), self._waits_on("experience"):
-                stop = await self._ledger.commit(share.step, share.batch_id, finite)
+                stop = await self._ledger.commit(
+                    share.step,
+                    share.batch_id,
+                    finite,
+                    mismatches=self._engine.mismatch.verdicts,
+                )
             log.info("step committed", step=self.step, loss=metrics["loss"], stop=stop)
         self._traces.end()
         self._next_batch = self._fetch_batch()

@@ -81,6 +81,8 @@ class LedgerProgress:
     """What the newest of them failed on."""
     back_off_s: float = 0.0
     """Seconds until the next attempts may begin, since all of the last ones failed."""
+    disagreement: str = ""
+    """Rollout workers whose log-probs are not those of the trainer."""
     payload_bytes: int = 0
     waiting: bool = False
     """Whether the trainer waits for a batch."""

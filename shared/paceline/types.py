@@ -43,10 +43,12 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class VersionRun:
-    """`count` consecutive policy tokens that one policy version sampled."""
+    """`count` consecutive policy tokens that one policy version sampled, on one worker."""
 
     version: int
     count: int
+    worker: str = ""
+    """Of the rollout workers; empty: unknown, as to the engine itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,21 @@ class WeightRefusal:
 
     version: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMismatch:
+    """How far the log-probs of a rollout worker are from the trainer's, under the same weights."""
+
+    worker_id: str
+    version: int
+    kl: float
+    """Nats per token."""
+    allowed: float
+    since_version: int | None = None
+    """The first of the versions running in which it is above what is allowed."""
+    at_fault: bool = False
+    """Above it in several versions running, while other workers agree: its engine is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

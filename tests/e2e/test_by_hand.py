@@ -168,6 +168,26 @@ def test_a_synchronous_job_goes_on_after_versions_that_no_engine_accepts(
     assert sampled == {1, 2, 5, 6}
 
 
+def test_the_worker_of_two_whose_tokens_are_wrong_starts_again_and_the_job_goes_on(
+    platform: Any, tiny_job: Callable[..., Any], until: Callable[..., None]
+) -> None:
+    """Its canary is right, so nothing but the trainer can tell."""
+    engine = {"kind": "inexact", "off_by": 0.45, "worker": "-1"}
+    job = tiny_job(name="mismatch", rollout={"engine": engine, "replicas": 2}, eval=None)
+    with platform.client() as client:
+        job_id = client.submit(job | {"stop": {"steps": 100_000}}).status.job_id
+        told = f"rollout-{job_id}-1 failed once without progress: RefusedWeightsError: the trainer"
+        until(lambda: client.get(job_id).status.reason.startswith(told), "not named", JOB_S)
+        status = client.get(job_id).status
+        until(lambda: client.get(job_id).status.step > status.step + 3, "stopped", JOB_S)
+        rows = client.history(job_id).rows
+        client.cancel(job_id)
+        client.wait(job_id, timeout_s=JOB_S)
+    assert "agrees with other workers: mismatch_kl is 0.118, allowed 0.05" in status.reason
+    worst = max(row.values.get("mismatch_kl_worst", 0.0) for row in rows)
+    assert 0.1 < worst < 0.2
+
+
 def test_it_listens_on_loopback_only(platform: Any) -> None:
     listening: set[str] = set()
     for pid in platform.pids().values():

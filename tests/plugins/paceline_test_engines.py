@@ -29,17 +29,22 @@ class Inexact:
         noise: float = 0.0,
         fault: str = "",
         versions: Sequence[int] = (),
+        off_by: float = 0.0,
+        worker: str = "",
         **arguments: Any,
     ) -> None:
         """`noise`: its standard deviation, in units of the noise that the trainer measures.
 
-        `versions`: those that the fault is in; none: in all.
+        `versions`: those that the fault is in; none: in all. `off_by`: what the log-probs of tokens
+        are off by, though not those of the canary, on the worker whose name ends in `worker`.
         """
         make: EngineFactory = registry.find("engines", "torch")
         self._inner: Engine = make(**arguments)
         self._times = noise
         self._fault = fault
         self._versions = versions
+        name = arguments["model_dir"].parent.name  # of the folder of a worker
+        self._off_by = off_by if name.endswith(worker) else 0.0
         self._deviation = 0.0
         self._chance = random.Random(0)
 
@@ -54,7 +59,7 @@ class Inexact:
 
     async def emissions(self) -> AsyncIterator[list[EngineOutput]]:
         async for batch in self._inner.emissions():
-            yield [replace(each, logprobs=tuple(self._noisy(each.logprobs))) for each in batch]
+            yield [replace(each, logprobs=self._said(each.logprobs)) for each in batch]
 
     async def load(self, snapshot: WeightSnapshot, activation: str) -> None:
         header: Any = snapshot.header
@@ -77,6 +82,9 @@ class Inexact:
 
     async def close(self) -> None:
         await self._inner.close()
+
+    def _said(self, logprobs: Sequence[float]) -> tuple[float, ...]:
+        return tuple(x - self._off_by for x in self._noisy(logprobs))
 
     def _noisy(self, logprobs: Sequence[float]) -> list[float]:
         return [min(x + self._chance.gauss(0.0, self._deviation), 0.0) for x in logprobs]

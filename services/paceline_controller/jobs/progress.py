@@ -157,9 +157,12 @@ class ProgressWatch:
         self._watched: dict[str, Watched] = {}
 
     def reason(self, job_id: str) -> str:
-        """Since when a job has made no progress, and because of whom; empty: it gets on."""
+        """Since when a job has made no progress, and because of whom; empty: it gets on.
+
+        Or which of its workers its trainer does not agree with.
+        """
         watched = self._watched.get(job_id)
-        return "" if watched is None else watched.reason[2]
+        return "" if watched is None else watched.reason[2] or watched.seen.demand.disagreement
 
     async def look(self, jobs: Iterable[LiveJob]) -> None:
         """Look at jobs that run or start again, if it is time."""

@@ -138,10 +138,13 @@ class ProcessSlot:
 
     @property
     def in_trouble(self) -> bool:
-        """Whether it does not get on; one failure of a worker that was ready is no trouble yet."""
+        """Whether it does not get on.
+
+        One failure of a worker that was ready is no trouble yet, unless it is wrong, not lost.
+        """
         starting = not self.running or self.ready_since_s is None
-        failing = self.fruitless == 1 and self.failed_at_start and starting
-        return self.quarantined or self.fruitless > 1 or failing
+        failing = starting and self.fruitless == 1 and (self.failed_at_start or self.refusals)
+        return self.quarantined or self.fruitless > 1 or bool(failing)
 
     def may_start(self, now_s: float) -> bool:
         """Whether it is not running and its backoff is over."""

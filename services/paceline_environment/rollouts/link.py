@@ -118,7 +118,7 @@ class RolloutStream:
                 turn.tokens.extend(event.tokens)
                 turn.logprobs.extend(event.logprobs)
                 for run in event.versions:
-                    merge_run(turn.versions, VersionRun(run.version, run.count))
+                    merge_run(turn.versions, VersionRun(run.version, run.count, self.worker_id))
             if event.finish_reason:
                 del self._turns[event.request_id]
                 reason = wire.member_of(FinishReason, event.finish_reason, "finish_reason")

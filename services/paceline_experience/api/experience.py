@@ -10,7 +10,7 @@ from paceline.enums import EpisodeOutcome, JobState, WorkerKind
 from paceline.progress import LedgerProgress
 from paceline.transport.job_credential import JobCredential
 from paceline.transport.rpc_authorization import check_speaks_for
-from paceline.types import EpisodeProgress, TrackerStatus
+from paceline.types import EpisodeProgress, TrackerStatus, WorkerMismatch
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import experience_pb2_grpc, types_pb2
 from paceline_experience.api.credentials import Credentials
@@ -140,6 +140,7 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
             step=request.step,
             batch_id=request.batch_id,
             metrics=dict(request.metrics),
+            mismatches=[wire.from_proto(each, WorkerMismatch) for each in request.mismatches],
         )
         return pb.CommitStepReply(step=step, stop=wire.number_of(stop))
 
@@ -223,6 +224,7 @@ def batch_parts(share: BatchShare) -> Iterator[pb.BatchPart]:
         stats=wire.to_proto(share.stats, pb.BatchStats),
         age_steps=share.age_steps,
         publish_again=share.publish_again,
+        workers=share.workers,
     )
     size = 0
     for data in share.samples:
@@ -252,6 +254,7 @@ def demand_to(job_id: str, live: LedgerProgress) -> pb.JobDemand:
         last_failure=live.last_failure,
         filtered=live.filtered,
         eval_open=0 if live.eval is None else live.eval.open,
+        disagreement=live.disagreement,
     )
 
 

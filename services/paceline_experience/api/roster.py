@@ -58,7 +58,9 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
         )
         self._tracker.progress(member)
         if member.worker.kind in JOB_KINDS:  # which are not told of other jobs
-            return pb.HeartbeatReply(at_fault=self._training.at_fault(member))
+            return pb.HeartbeatReply(
+                at_fault=self._training.at_fault(member), fault=self._training.fault(member)
+            )
         return pb.HeartbeatReply(ended_jobs=await self._ended_jobs(request.kept_jobs))
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from paceline.enums import TRAINER_SAYS, JobState, StopReason, WorkerKind
 from paceline.errors import PacelineError, StateError
 from paceline.telemetry.logs import Log
-from paceline.types import Job, PolicyVersion
+from paceline.types import Job, PolicyVersion, WorkerMismatch
 from paceline.weights.route import ChunkSource
 from paceline_experience.fleet.roster import Member
 from paceline_experience.fleet.routes import RoutePlanner, SeededVersion
@@ -100,13 +100,21 @@ class Training:
         return await ledger.take(incarnation=incarnation, step=step, rank=rank, world=world)
 
     async def commit(
-        self, job_id: str, *, incarnation: int, step: int, batch_id: str, metrics: dict[str, Any]
+        self,
+        job_id: str,
+        *,
+        incarnation: int,
+        step: int,
+        batch_id: str,
+        metrics: dict[str, Any],
+        mismatches: Sequence[WorkerMismatch] = (),
     ) -> tuple[int, StopReason | None]:
         """Commit a trained step; returns the ledger's step and the stop reason, if any."""
         ledger = await self._ledgers.get(job_id)
         now, stop = await ledger.commit(
             incarnation=incarnation, step=step, batch_id=batch_id, metrics=metrics
         )
+        ledger.agreement.hear(mismatches)
         await self._jobs.note(job_id, step=now)
         return now, stop
 
@@ -189,6 +197,7 @@ class Training:
         To be called over and over.
         """
         members = self._tracker.receivers(job_id)
+        ledger.agreement.keep(member.worker.worker_id for member in members)
         try:
             await ledger.versions.hear(
                 serving=[member.worker.active_version for member in members],
@@ -205,6 +214,13 @@ class Training:
         if entry is None or refusal is None or member.worker.kind is not WorkerKind.ROLLOUT:
             return False
         return refusal.version == entry.ledger.versions.accepted
+
+    def fault(self, member: Member) -> str:
+        """What the trainer finds wrong with a worker, which is told once; empty: nothing."""
+        entry = self._ledgers.active.get(member.worker.job_id)
+        if entry is None or member.worker.kind is not WorkerKind.ROLLOUT:
+            return ""
+        return entry.ledger.agreement.take_fault(member.worker.worker_id)
 
     async def release_held(self, job_id: str, ledger: JobLedger) -> None:
         """Let workers go on that were held at a version for an evaluation that is over."""

@@ -26,6 +26,7 @@ from paceline_experience.ledger.generation.submission import Submitted
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.job_completion import JobCompletion
 from paceline_experience.ledger.leases import Demand, Leases
+from paceline_experience.ledger.lifecycle.agreement import Agreement
 from paceline_experience.ledger.lifecycle.pauses import Pauses
 from paceline_experience.ledger.lifecycle.versions import Versions
 from paceline_experience.ledger.meter import JobMeter
@@ -115,6 +116,7 @@ class JobLedger:
             evals=self._evals,
             hooks=hooks,
         )
+        self.agreement = Agreement(core)
         self.versions = Versions(core=core, evals=self._evals, fail=self._completion.fail)
 
     async def open(self) -> None:
@@ -424,6 +426,7 @@ class JobLedger:
             eval=self._evals.progress(),
             **self._groups.losses.failures(),
             back_off_s=self._groups.back_off.left_s,
+            disagreement=self.agreement.words,
             **self._evals.standings(),
         )
 

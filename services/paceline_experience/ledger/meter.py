@@ -48,6 +48,7 @@ STATISTICS = (
     "lr_factor",
     "out_of_bounds",
     "mismatch_kl",
+    "mismatch_kl_worst",
     "mismatch_k1",
     "logprob_diff_max",
     "skipped_updates",
@@ -121,6 +122,14 @@ class JobMeter:
     def checkpointed(self) -> None:
         """A checkpoint is durable."""
         self._saved = self._clock()
+
+    def compared(self, worker: str, kl: float) -> None:
+        """Log-probs of a rollout worker were compared with the trainer's."""
+        self._metrics.set("worker_mismatch", kl, job=self._job_id, worker=worker)
+
+    def gone(self, worker: str) -> None:
+        """A rollout worker is not there any more."""
+        self._metrics.drop("worker_mismatch", job=self._job_id, worker=worker)
 
     def verified(self, problems: int) -> None:
         """Number of problems that a verification has found."""

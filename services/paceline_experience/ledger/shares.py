@@ -40,6 +40,7 @@ class BatchShare:
     samples: tuple[bytes, ...] = ()  # encoded `TrainSample` messages
     age_steps: Mapping[int, int] = field(default_factory=dict[int, int])
     publish_again: bool = False
+    workers: tuple[str, ...] = ()  # that have sampled tokens of the batch, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class BatchSample:
     prompt: int  # tokens before the first of the policy, which its group has in common
     tokens: int
     trainable: int
+    workers: frozenset[str] = frozenset()  # that have sampled what is trainable
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Batch:
             stats=self.stats,
             samples=tuple(self.samples[i].data for i in balance(self.samples, world)[rank]),
             age_steps=self.age_steps,
+            workers=tuple(sorted(frozenset().union(*(each.workers for each in self.samples)))),
         )
 
 
@@ -160,6 +163,7 @@ def train_samples(
                 prompt=_prompt(transcript),
                 tokens=len(transcript.tokens),
                 trainable=0 if masked else len(transcript.logprobs),
+                workers=frozenset(run.worker for run in transcript.versions if run.worker),
             )
         )
     return found

@@ -1,1 +1,1 @@
-"""One optimiser step: micro-batches, model, optimiser, mismatch with the engine."""
+"""One optimiser step: micro-batches, model, optimiser."""

@@ -19,10 +19,10 @@ from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.objective.pipeline import Objective, UpdatePlan
 from paceline.telemetry.logs import Log
 from paceline_trainer.columns import Columns, Share, columns
+from paceline_trainer.mismatch.comparison import Mismatch
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.data import PolicyTokens, policy_tokens
-from paceline_trainer.step.mismatch import Mismatch
 from paceline_trainer.step.model import LogitReaders, PolicyModel, TokenScores
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.scorer import TokenScorer, UpdateShard
@@ -93,7 +93,7 @@ class Learner:
             InvalidError: loss or gradient was not finite in several steps in a row.
         """
         with stage("prepare"):
-            data = columns(share.samples)
+            data = columns(share.samples, share.workers)
             data.check_vocabulary(self._policy.vocab_size)
             rows = np.array_split(np.arange(data.num_sequences), self._mini_batches)
             parts = self._scorer.parts(data, rows)

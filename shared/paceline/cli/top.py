@@ -150,8 +150,7 @@ def _job(job: JobActivity, found: Attribution) -> tuple[str, ...]:
         f"{job.staleness:.2f}",
         str(job.leased),
         f"{job.ready_groups} ready, {job.open_groups} open",
-        (visible(status.reason) if job.held else _shares(found.waits.get(status.job_id, {})))
-        + at_bound,
+        visible(status.reason) or _shares(found.waits.get(status.job_id, {})) + at_bound,
     )
 
 

@@ -234,7 +234,8 @@ class MismatchSpec(StrictModel):
     """Host memory per rank for weights of past versions; those that do not fit are not checked."""
     on_excess: Literal["stop", "warn"] = "stop"
     """Where `mismatch_kl` of three versions running is above 0.05 and 20 times the trainer's own
-    noise: `stop` fails the job, `warn` writes it into the trainer's log."""
+    noise: `stop` starts a rollout worker again if others agree with the trainer, and fails the job
+    if none does; `warn` only says so."""
 
 
 class TrainerSpec(StrictModel):

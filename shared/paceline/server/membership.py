@@ -46,7 +46,8 @@ class Membership:
     can serve to peers, complete or partial; `ended` is called with jobs that have ended lately,
     with each of them several times, and with those of `kept` that have ended at any time; `usage`
     returns `Usage.totals`. `refusal` returns what a rollout worker refuses; `at_fault` is called
-    with its version if another worker serves that.
+    with its version if another worker serves that, and `fault` with what the trainer finds wrong
+    with the tokens of this one.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Membership:
         usage: Callable[[], Mapping[str, float]] = dict,
         refusal: Callable[[], WeightRefusal | None] = lambda: None,
         at_fault: Callable[[int], None] = lambda version: None,
+        fault: Callable[[str], None] = lambda words: None,
         period_s: float = 1.0,
     ) -> None:
         self._roster = roster
@@ -70,6 +72,7 @@ class Membership:
         self._usage = usage
         self._refusal = refusal
         self._at_fault = at_fault
+        self._fault = fault
         self._num_beats = 0
         self._joined: Worker | None = None
         self._period_s = period_s
@@ -127,6 +130,8 @@ class Membership:
             await self._ended(job_id)
         if refusal is not None and reply.at_fault:
             self._at_fault(refusal.version)
+        if reply.fault:
+            self._fault(reply.fault)
 
     async def leave(self) -> None:
         """Leave the roster, so that the worker gets no more work."""

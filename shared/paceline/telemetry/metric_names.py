@@ -70,7 +70,8 @@ VALUES: dict[str, tuple[str, ...] | int] = {
     "event": ("stalled", "slow", "failed", "damaged", "superseded"),
     "episode_stage": ("generate", "environment", "reward", "other"),
     "workload": ("environment", "reward", "rollout"),
-    "statistic": 28,  # of an objective
+    "worker": 64,  # rollout workers of a job
+    "statistic": 29,  # of an objective
     "part": 8,  # of a reward
     "evaluation": 8,
     "score": 8,  # of an evaluation: reward, pass@k, maj@k
@@ -189,10 +190,7 @@ NAMES: dict[str, Spec] = {
         "Groups that are open, ready for a batch, or could be admitted now (headroom).",
     ),
     "finished_groups": _counter(
-        "finished_groups",
-        "job variance",
-        "experience",
-        "Groups scored, by whether their rewards vary.",
+        "finished_groups", "job variance", "experience", "Groups by whether their rewards vary."
     ),
     "ledger_inconsistent": _gauge(
         "ledger_inconsistent", "job", "experience", "1 if the ledger's counts do not add up."
@@ -248,10 +246,7 @@ NAMES: dict[str, Spec] = {
         "reward_mean", "job purpose", "experience", "Mean reward of the last batch or evaluation."
     ),
     "eval_score": _gauge(
-        "eval_score",
-        "job evaluation score",
-        "experience",
-        "Scores of the last complete evaluation.",
+        "eval_score", "job evaluation score", "experience", "Of the last complete evaluation."
     ),
     "reward_std": _gauge("reward_std", "job", "experience", "Standard deviation, last batch."),
     "reward_part": _gauge(
@@ -399,6 +394,9 @@ NAMES: dict[str, Spec] = {
     ),
     "weight_canary_ratio": _gauge(
         "weight_canary_ratio", "job", "rollout", "Difference of the canary, in units of its noise."
+    ),
+    "worker_mismatch": _gauge(
+        "worker_mismatch_kl", "job worker", "experience", "KL per token from worker to trainer."
     ),
     # controller: replicas, the signals that scaling follows, and cost
     "wanted_replicas": _gauge(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from paceline.enums import TokenSource
 from paceline.errors import InvalidError
@@ -97,8 +98,7 @@ class TranscriptBuilder:
         tokens, self.tokens = self.tokens[span.start :], self.tokens[: span.start]
         keep = len(self._logprobs) - count
         logprobs, self._logprobs = self._logprobs[keep:], self._logprobs[:keep]
-        every = [run.version for run in self._runs for _ in range(run.count)]
-        self._runs, runs = _runs(every[:keep]), _runs(every[keep:])
+        self._runs, runs = split_runs(self._runs, keep)
         return tokens, logprobs, runs
 
     def mark_step(self, start: int, *, reward: float) -> None:
@@ -128,16 +128,24 @@ class TranscriptBuilder:
 
 
 def merge_run(runs: list[VersionRun], run: VersionRun) -> list[VersionRun]:
-    """`runs` with one more appended; neighbours of the same version are merged."""
-    if runs and runs[-1].version == run.version:
-        runs[-1] = VersionRun(run.version, runs[-1].count + run.count)
+    """`runs` with one more appended; neighbours of the same version and worker are merged."""
+    last = runs[-1] if runs else None
+    if last is not None and (last.version, last.worker) == (run.version, run.worker):
+        runs[-1] = replace(last, count=last.count + run.count)
     else:
         runs.append(run)
     return runs
 
 
-def _runs(versions: Iterable[int]) -> list[VersionRun]:
-    runs: list[VersionRun] = []
-    for version in versions:
-        merge_run(runs, VersionRun(version, 1))
-    return runs
+def split_runs(runs: Iterable[VersionRun], count: int) -> tuple[list[VersionRun], list[VersionRun]]:
+    """The runs of the first `count` tokens, and those of the others."""
+    before: list[VersionRun] = []
+    after: list[VersionRun] = []
+    for run in runs:
+        taken = min(run.count, count)
+        count -= taken
+        if taken:
+            before.append(replace(run, count=taken))
+        if run.count > taken:
+            after.append(replace(run, count=run.count - taken))
+    return before, after

@@ -484,6 +484,7 @@ class JobDemand(_message.Message):
     LAST_FAILURE_FIELD_NUMBER: _builtins.int
     FILTERED_FIELD_NUMBER: _builtins.int
     EVAL_OPEN_FIELD_NUMBER: _builtins.int
+    DISAGREEMENT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     queued: _builtins.int
     """episodes"""
@@ -508,6 +509,8 @@ class JobDemand(_message.Message):
     """what the newest of them failed on"""
     eval_open: _builtins.int
     """tasks of the evaluation in progress that have no result yet"""
+    disagreement: _builtins.str
+    """rollout workers that the trainer does not agree with; empty: none"""
     @_builtins.property
     def filtered(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """groups that filters have dropped, by the reason that they gave"""
@@ -530,10 +533,11 @@ class JobDemand(_message.Message):
         last_failure: _builtins.str = ...,
         filtered: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         eval_open: _builtins.int = ...,
+        disagreement: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_groups", b"accepted_groups", "eval_open", b"eval_open", "failed_attempts", b"failed_attempts", "filtered", b"filtered", "group_size", b"group_size", "headroom_groups", b"headroom_groups", "job_id", b"job_id", "last_failure", b"last_failure", "leased", b"leased", "measuring", b"measuring", "queued", b"queued", "ready_groups", b"ready_groups", "sampled_tokens", b"sampled_tokens", "step", b"step", "trainer_wait_s", b"trainer_wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_groups", b"accepted_groups", "disagreement", b"disagreement", "eval_open", b"eval_open", "failed_attempts", b"failed_attempts", "filtered", b"filtered", "group_size", b"group_size", "headroom_groups", b"headroom_groups", "job_id", b"job_id", "last_failure", b"last_failure", "leased", b"leased", "measuring", b"measuring", "queued", b"queued", "ready_groups", b"ready_groups", "sampled_tokens", b"sampled_tokens", "step", b"step", "trainer_wait_s", b"trainer_wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -659,6 +663,7 @@ class BatchPart(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     AGE_STEPS_FIELD_NUMBER: _builtins.int
     PUBLISH_AGAIN_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.str
     step: _builtins.int
     total_sequences: _builtins.int
@@ -681,6 +686,10 @@ class BatchPart(_message.Message):
     def age_steps(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """Versions of the batch -> the step from which their tokens count their age."""
 
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """rollout workers that have sampled tokens of the batch, in order"""
+
     def __init__(
         self,
         *,
@@ -694,10 +703,11 @@ class BatchPart(_message.Message):
         samples: _abc.Iterable[Global___TrainSample] | None = ...,
         age_steps: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         publish_again: _builtins.bool = ...,
+        workers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_steps", b"age_steps", "batch_id", b"batch_id", "num_samples", b"num_samples", "publish_again", b"publish_again", "samples", b"samples", "stats", b"stats", "step", b"step", "stop", b"stop", "total_sequences", b"total_sequences", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_steps", b"age_steps", "batch_id", b"batch_id", "num_samples", b"num_samples", "publish_again", b"publish_again", "samples", b"samples", "stats", b"stats", "step", b"step", "stop", b"stop", "total_sequences", b"total_sequences", "total_tokens", b"total_tokens", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -938,6 +948,7 @@ class CommitStepRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     BATCH_ID_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    MISMATCHES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     incarnation: _builtins.int
     step: _builtins.int
@@ -947,6 +958,10 @@ class CommitStepRequest(_message.Message):
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """may be NaN or infinite"""
 
+    @_builtins.property
+    def mismatches(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerMismatch]:
+        """of the workers whose tokens were compared in this step"""
+
     def __init__(
         self,
         *,
@@ -955,14 +970,56 @@ class CommitStepRequest(_message.Message):
         step: _builtins.int = ...,
         batch_id: _builtins.str = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        mismatches: _abc.Iterable[Global___WorkerMismatch] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "incarnation", b"incarnation", "job_id", b"job_id", "metrics", b"metrics", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "incarnation", b"incarnation", "job_id", b"job_id", "metrics", b"metrics", "mismatches", b"mismatches", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitStepRequest: _TypeAlias = CommitStepRequest  # noqa: Y015
+
+@_typing.final
+class WorkerMismatch(_message.Message):
+    """How far the log-probs of a rollout worker are from the trainer's, under the same weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    KL_FIELD_NUMBER: _builtins.int
+    ALLOWED_FIELD_NUMBER: _builtins.int
+    SINCE_VERSION_FIELD_NUMBER: _builtins.int
+    AT_FAULT_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    version: _builtins.int
+    kl: _builtins.float
+    """nats per token"""
+    allowed: _builtins.float
+    since_version: _builtins.int
+    """The first of the versions running in which it is above what is allowed; unset: it is not."""
+    at_fault: _builtins.bool
+    """Above it in several versions running, while other workers agree: its engine is wrong."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        version: _builtins.int = ...,
+        kl: _builtins.float = ...,
+        allowed: _builtins.float = ...,
+        since_version: _builtins.int | None = ...,
+        at_fault: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_since_version", b"_since_version", "since_version", b"since_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_since_version", b"_since_version", "allowed", b"allowed", "at_fault", b"at_fault", "kl", b"kl", "since_version", b"since_version", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__since_version: _TypeAlias = _typing.Literal["since_version"]  # noqa: Y015
+    _WhichOneofArgType__since_version: _TypeAlias = _typing.Literal["_since_version", b"_since_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__since_version) -> _WhichOneofReturnType__since_version | None: ...
+
+Global___WorkerMismatch: _TypeAlias = WorkerMismatch  # noqa: Y015
 
 @_typing.final
 class CommitStepReply(_message.Message):

@@ -26,7 +26,7 @@ from paceline.v1 import options_pb2 as paceline_dot_v1_dot_options__pb2
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/roster.proto\x12\x0bpaceline.v1\x1a\x19paceline/v1/options.proto\x1a\x17paceline/v1/types.proto\"2\n\x0bJoinRequest\x12#\n\x06worker\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Worker\"\x1c\n\tJoinReply\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\"\xbb\x03\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x02 \x01(\x03\x12\x35\n\x04load\x18\x03 \x03(\x0b\x32\'.paceline.v1.HeartbeatRequest.LoadEntry\x12\x15\n\rheld_versions\x18\x04 \x03(\x03\x12\x30\n\ttransfers\x18\x05 \x03(\x0b\x32\x1d.paceline.v1.TransferProgress\x12\x11\n\tkept_jobs\x18\x06 \x03(\t\x12\x37\n\x05usage\x18\x07 \x03(\x0b\x32(.paceline.v1.HeartbeatRequest.UsageEntry\x12(\n\x06phases\x18\x08 \x03(\x0b\x32\x18.paceline.v1.WorkerPhase\x12+\n\x07refusal\x18\t \x01(\x0b\x32\x1a.paceline.v1.WeightRefusal\x1a+\n\tLoadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nUsageEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"0\n\rWeightRefusal\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"[\n\x10TransferProgress\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tnum_ready\x18\x02 \x01(\x05\x12\x12\n\nnum_chunks\x18\x03 \x01(\x05\x12\x0f\n\x07sources\x18\x04 \x03(\t\"<\n\x0eHeartbeatReply\x12\x12\n\nended_jobs\x18\x02 \x03(\t\x12\x10\n\x08\x61t_fault\x18\x03 \x01(\x08J\x04\x08\x01\x10\x02\"!\n\x0cLeaveRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"Y\n\x12ListWorkersRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.paceline.v1.WorkerKind\x12\x0c\n\x04site\x18\x03 \x01(\t\"8\n\x10ListWorkersReply\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.paceline.v1.Worker\"\xe2\x01\n\x15PublishVersionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06parent\x18\x04 \x01(\x03\x12\x18\n\x10weights_endpoint\x18\x05 \x01(\t\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x0c\n\x04part\x18\x07 \x01(\x05\x12\r\n\x05parts\x18\x08 \x01(\x05\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\x1a\n\rknown_version\x18\n \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_known_version\"\xa9\x01\n\x13PublishVersionReply\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x19\n\x0cheld_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x13\n\x0b\x63hunk_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fsource_endpoint\x18\x05 \x01(\tB\x0f\n\r_held_version\"6\n\x11WatchRouteRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\"\xc0\x01\n\x05Route\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12)\n\x07sources\x18\x02 \x03(\x0b\x32\x18.paceline.v1.ChunkSource\x12\x11\n\tfallbacks\x18\x03 \x03(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x01\x12\x19\n\x0c\x62\x61se_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0b\n\x03key\x18\x06 \x01(\x0c\x42\x0f\n\r_base_version\"<\n\x0b\x43hunkSource\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\r\n\x05parts\x18\x03 \x01(\x05\"\xb5\x02\n\x15ReportTransferRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12)\n\x05\x65vent\x18\x05 \x01(\x0e\x32\x1a.paceline.v1.TransferEvent\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x12\n\nwire_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06\x62usy_s\x18\x08 \x01(\x01\x12\x11\n\tlatency_s\x18\t \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\x11\n\tnum_ready\x18\x0b \x01(\x05\x12\x12\n\nnum_chunks\x18\x0c \x01(\x05\x12\x19\n\x0c\x62\x61se_version\x18\r \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_base_version\"\x15\n\x13ReportTransferReply\"$\n\x12ListWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"n\n\x10ListWeightsReply\x12-\n\x08versions\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.WeightsVersion\x12+\n\x07holders\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.WeightsHolder\"\x9e\x01\n\x0eWeightsVersion\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\x03\x12&\n\x05shape\x18\x03 \x01(\x0e\x32\x17.paceline.v1.RouteShape\x12\x13\n\x0bpredicted_s\x18\x04 \x01(\x01\x12\r\n\x05ratio\x18\x05 \x01(\x01\"\x84\x02\n\rWeightsHolder\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.paceline.v1.WorkerKind\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x05 \x01(\x03\x12\x30\n\ttransfers\x18\x06 \x03(\x0b\x32\x1d.paceline.v1.TransferProgress\x12)\n\x07sources\x18\x07 \x03(\x0b\x32\x18.paceline.v1.ChunkSource\x12\x13\n\x0b\x62ytes_per_s\x18\x08 \x01(\x01\x12\x0f\n\x07trouble\x18\t \x01(\t*\xce\x01\n\rTransferEvent\x12\x1e\n\x1aTRANSFER_EVENT_UNSPECIFIED\x10\x00\x12\x17\n\x13TRANSFER_EVENT_DONE\x10\x01\x12\x18\n\x14TRANSFER_EVENT_MOVED\x10\x02\x12\x1a\n\x16TRANSFER_EVENT_STALLED\x10\x03\x12\x17\n\x13TRANSFER_EVENT_SLOW\x10\x04\x12\x19\n\x15TRANSFER_EVENT_FAILED\x10\x05\x12\x1a\n\x16TRANSFER_EVENT_DAMAGED\x10\x06*\x86\x01\n\nRouteShape\x12\x1b\n\x17ROUTE_SHAPE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUTE_SHAPE_UNICAST\x10\x01\x12\x15\n\x11ROUTE_SHAPE_CHAIN\x10\x02\x12\x14\n\x10ROUTE_SHAPE_TREE\x10\x03\x12\x15\n\x11ROUTE_SHAPE_SITES\x10\x04\x32\xbe\x05\n\x06Roster\x12G\n\x04Join\x12\x18.paceline.v1.JoinRequest\x1a\x16.paceline.v1.JoinReply\"\r\xaa\xd4\x18\t\n\x07\x02\x04\x01\x05\x06\x08\x07\x12V\n\tHeartbeat\x12\x1d.paceline.v1.HeartbeatRequest\x1a\x1b.paceline.v1.HeartbeatReply\"\r\xaa\xd4\x18\t\n\x07\x02\x04\x01\x05\x06\x08\x07\x12J\n\x05Leave\x12\x19.paceline.v1.LeaveRequest\x1a\x17.paceline.v1.LeaveReply\"\r\xaa\xd4\x18\t\n\x07\x02\x04\x01\x05\x06\x08\x07\x12W\n\x0bListWorkers\x12\x1f.paceline.v1.ListWorkersRequest\x1a\x1d.paceline.v1.ListWorkersReply\"\x08\xaa\xd4\x18\x04\n\x02\x02\x08\x12Y\n\x0cWatchWorkers\x12\x1f.paceline.v1.ListWorkersRequest\x1a\x1d.paceline.v1.ListWorkersReply\"\x07\xaa\xd4\x18\x03\n\x01\x04\x30\x01\x12_\n\x0ePublishVersion\x12\".paceline.v1.PublishVersionRequest\x1a .paceline.v1.PublishVersionReply\"\x07\xaa\xd4\x18\x03\n\x01\x07\x12K\n\nWatchRoute\x12\x1e.paceline.v1.WatchRouteRequest\x1a\x12.paceline.v1.Route\"\x07\xaa\xd4\x18\x03\n\x01\x06\x30\x01\x12_\n\x0eReportTransfer\x12\".paceline.v1.ReportTransferRequest\x1a .paceline.v1.ReportTransferReply\"\x07\xaa\xd4\x18\x03\n\x01\x06\x1a\x04\xa8\xd4\x18\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/roster.proto\x12\x0bpaceline.v1\x1a\x19paceline/v1/options.proto\x1a\x17paceline/v1/types.proto\"2\n\x0bJoinRequest\x12#\n\x06worker\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Worker\"\x1c\n\tJoinReply\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\"\xbb\x03\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x02 \x01(\x03\x12\x35\n\x04load\x18\x03 \x03(\x0b\x32\'.paceline.v1.HeartbeatRequest.LoadEntry\x12\x15\n\rheld_versions\x18\x04 \x03(\x03\x12\x30\n\ttransfers\x18\x05 \x03(\x0b\x32\x1d.paceline.v1.TransferProgress\x12\x11\n\tkept_jobs\x18\x06 \x03(\t\x12\x37\n\x05usage\x18\x07 \x03(\x0b\x32(.paceline.v1.HeartbeatRequest.UsageEntry\x12(\n\x06phases\x18\x08 \x03(\x0b\x32\x18.paceline.v1.WorkerPhase\x12+\n\x07refusal\x18\t \x01(\x0b\x32\x1a.paceline.v1.WeightRefusal\x1a+\n\tLoadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nUsageEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"0\n\rWeightRefusal\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"[\n\x10TransferProgress\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tnum_ready\x18\x02 \x01(\x05\x12\x12\n\nnum_chunks\x18\x03 \x01(\x05\x12\x0f\n\x07sources\x18\x04 \x03(\t\"K\n\x0eHeartbeatReply\x12\x12\n\nended_jobs\x18\x02 \x03(\t\x12\x10\n\x08\x61t_fault\x18\x03 \x01(\x08\x12\r\n\x05\x66\x61ult\x18\x04 \x01(\tJ\x04\x08\x01\x10\x02\"!\n\x0cLeaveRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"Y\n\x12ListWorkersRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.paceline.v1.WorkerKind\x12\x0c\n\x04site\x18\x03 \x01(\t\"8\n\x10ListWorkersReply\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.paceline.v1.Worker\"\xe2\x01\n\x15PublishVersionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06parent\x18\x04 \x01(\x03\x12\x18\n\x10weights_endpoint\x18\x05 \x01(\t\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x0c\n\x04part\x18\x07 \x01(\x05\x12\r\n\x05parts\x18\x08 \x01(\x05\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\x1a\n\rknown_version\x18\n \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_known_version\"\xa9\x01\n\x13PublishVersionReply\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x19\n\x0cheld_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x13\n\x0b\x63hunk_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fsource_endpoint\x18\x05 \x01(\tB\x0f\n\r_held_version\"6\n\x11WatchRouteRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\"\xc0\x01\n\x05Route\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12)\n\x07sources\x18\x02 \x03(\x0b\x32\x18.paceline.v1.ChunkSource\x12\x11\n\tfallbacks\x18\x03 \x03(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x01\x12\x19\n\x0c\x62\x61se_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0b\n\x03key\x18\x06 \x01(\x0c\x42\x0f\n\r_base_version\"<\n\x0b\x43hunkSource\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\r\n\x05parts\x18\x03 \x01(\x05\"\xb5\x02\n\x15ReportTransferRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12)\n\x05\x65vent\x18\x05 \x01(\x0e\x32\x1a.paceline.v1.TransferEvent\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x12\n\nwire_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06\x62usy_s\x18\x08 \x01(\x01\x12\x11\n\tlatency_s\x18\t \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\x11\n\tnum_ready\x18\x0b \x01(\x05\x12\x12\n\nnum_chunks\x18\x0c \x01(\x05\x12\x19\n\x0c\x62\x61se_version\x18\r \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_base_version\"\x15\n\x13ReportTransferReply\"$\n\x12ListWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"n\n\x10ListWeightsReply\x12-\n\x08versions\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.WeightsVersion\x12+\n\x07holders\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.WeightsHolder\"\x9e\x01\n\x0eWeightsVersion\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\x03\x12&\n\x05shape\x18\x03 \x01(\x0e\x32\x17.paceline.v1.RouteShape\x12\x13\n\x0bpredicted_s\x18\x04 \x01(\x01\x12\r\n\x05ratio\x18\x05 \x01(\x01\"\x84\x02\n\rWeightsHolder\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.paceline.v1.WorkerKind\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x05 \x01(\x03\x12\x30\n\ttransfers\x18\x06 \x03(\x0b\x32\x1d.paceline.v1.TransferProgress\x12)\n\x07sources\x18\x07 \x03(\x0b\x32\x18.paceline.v1.ChunkSource\x12\x13\n\x0b\x62ytes_per_s\x18\x08 \x01(\x01\x12\x0f\n\x07trouble\x18\t \x01(\t*\xce\x01\n\rTransferEvent\x12\x1e\n\x1aTRANSFER_EVENT_UNSPECIFIED\x10\x00\x12\x17\n\x13TRANSFER_EVENT_DONE\x10\x01\x12\x18\n\x14TRANSFER_EVENT_MOVED\x10\x02\x12\x1a\n\x16TRANSFER_EVENT_STALLED\x10\x03\x12\x17\n\x13TRANSFER_EVENT_SLOW\x10\x04\x12\x19\n\x15TRANSFER_EVENT_FAILED\x10\x05\x12\x1a\n\x16TRANSFER_EVENT_DAMAGED\x10\x06*\x86\x01\n\nRouteShape\x12\x1b\n\x17ROUTE_SHAPE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUTE_SHAPE_UNICAST\x10\x01\x12\x15\n\x11ROUTE_SHAPE_CHAIN\x10\x02\x12\x14\n\x10ROUTE_SHAPE_TREE\x10\x03\x12\x15\n\x11ROUTE_SHAPE_SITES\x10\x04\x32\xbe\x05\n\x06Roster\x12G\n\x04Join\x12\x18.paceline.v1.JoinRequest\x1a\x16.paceline.v1.JoinReply\"\r\xaa\xd4\x18\t\n\x07\x02\x04\x01\x05\x06\x08\x07\x12V\n\tHeartbeat\x12\x1d.paceline.v1.HeartbeatRequest\x1a\x1b.paceline.v1.HeartbeatReply\"\r\xaa\xd4\x18\t\n\x07\x02\x04\x01\x05\x06\x08\x07\x12J\n\x05Leave\x12\x19.paceline.v1.LeaveRequest\x1a\x17.paceline.v1.LeaveReply\"\r\xaa\xd4\x18\t\n\x07\x02\x04\x01\x05\x06\x08\x07\x12W\n\x0bListWorkers\x12\x1f.paceline.v1.ListWorkersRequest\x1a\x1d.paceline.v1.ListWorkersReply\"\x08\xaa\xd4\x18\x04\n\x02\x02\x08\x12Y\n\x0cWatchWorkers\x12\x1f.paceline.v1.ListWorkersRequest\x1a\x1d.paceline.v1.ListWorkersReply\"\x07\xaa\xd4\x18\x03\n\x01\x04\x30\x01\x12_\n\x0ePublishVersion\x12\".paceline.v1.PublishVersionRequest\x1a .paceline.v1.PublishVersionReply\"\x07\xaa\xd4\x18\x03\n\x01\x07\x12K\n\nWatchRoute\x12\x1e.paceline.v1.WatchRouteRequest\x1a\x12.paceline.v1.Route\"\x07\xaa\xd4\x18\x03\n\x01\x06\x30\x01\x12_\n\x0eReportTransfer\x12\".paceline.v1.ReportTransferRequest\x1a .paceline.v1.ReportTransferReply\"\x07\xaa\xd4\x18\x03\n\x01\x06\x1a\x04\xa8\xd4\x18\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -55,10 +55,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROSTER'].methods_by_name['WatchRoute']._serialized_options = b'\252\324\030\003\n\001\006'
   _globals['_ROSTER'].methods_by_name['ReportTransfer']._loaded_options = None
   _globals['_ROSTER'].methods_by_name['ReportTransfer']._serialized_options = b'\252\324\030\003\n\001\006'
-  _globals['_TRANSFEREVENT']._serialized_start=2648
-  _globals['_TRANSFEREVENT']._serialized_end=2854
-  _globals['_ROUTESHAPE']._serialized_start=2857
-  _globals['_ROUTESHAPE']._serialized_end=2991
+  _globals['_TRANSFEREVENT']._serialized_start=2663
+  _globals['_TRANSFEREVENT']._serialized_end=2869
+  _globals['_ROUTESHAPE']._serialized_start=2872
+  _globals['_ROUTESHAPE']._serialized_end=3006
   _globals['_JOINREQUEST']._serialized_start=93
   _globals['_JOINREQUEST']._serialized_end=143
   _globals['_JOINREPLY']._serialized_start=145
@@ -74,37 +74,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSFERPROGRESS']._serialized_start=671
   _globals['_TRANSFERPROGRESS']._serialized_end=762
   _globals['_HEARTBEATREPLY']._serialized_start=764
-  _globals['_HEARTBEATREPLY']._serialized_end=824
-  _globals['_LEAVEREQUEST']._serialized_start=826
-  _globals['_LEAVEREQUEST']._serialized_end=859
-  _globals['_LEAVEREPLY']._serialized_start=861
-  _globals['_LEAVEREPLY']._serialized_end=873
-  _globals['_LISTWORKERSREQUEST']._serialized_start=875
-  _globals['_LISTWORKERSREQUEST']._serialized_end=964
-  _globals['_LISTWORKERSREPLY']._serialized_start=966
-  _globals['_LISTWORKERSREPLY']._serialized_end=1022
-  _globals['_PUBLISHVERSIONREQUEST']._serialized_start=1025
-  _globals['_PUBLISHVERSIONREQUEST']._serialized_end=1251
-  _globals['_PUBLISHVERSIONREPLY']._serialized_start=1254
-  _globals['_PUBLISHVERSIONREPLY']._serialized_end=1423
-  _globals['_WATCHROUTEREQUEST']._serialized_start=1425
-  _globals['_WATCHROUTEREQUEST']._serialized_end=1479
-  _globals['_ROUTE']._serialized_start=1482
-  _globals['_ROUTE']._serialized_end=1674
-  _globals['_CHUNKSOURCE']._serialized_start=1676
-  _globals['_CHUNKSOURCE']._serialized_end=1736
-  _globals['_REPORTTRANSFERREQUEST']._serialized_start=1739
-  _globals['_REPORTTRANSFERREQUEST']._serialized_end=2048
-  _globals['_REPORTTRANSFERREPLY']._serialized_start=2050
-  _globals['_REPORTTRANSFERREPLY']._serialized_end=2071
-  _globals['_LISTWEIGHTSREQUEST']._serialized_start=2073
-  _globals['_LISTWEIGHTSREQUEST']._serialized_end=2109
-  _globals['_LISTWEIGHTSREPLY']._serialized_start=2111
-  _globals['_LISTWEIGHTSREPLY']._serialized_end=2221
-  _globals['_WEIGHTSVERSION']._serialized_start=2224
-  _globals['_WEIGHTSVERSION']._serialized_end=2382
-  _globals['_WEIGHTSHOLDER']._serialized_start=2385
-  _globals['_WEIGHTSHOLDER']._serialized_end=2645
-  _globals['_ROSTER']._serialized_start=2994
-  _globals['_ROSTER']._serialized_end=3696
+  _globals['_HEARTBEATREPLY']._serialized_end=839
+  _globals['_LEAVEREQUEST']._serialized_start=841
+  _globals['_LEAVEREQUEST']._serialized_end=874
+  _globals['_LEAVEREPLY']._serialized_start=876
+  _globals['_LEAVEREPLY']._serialized_end=888
+  _globals['_LISTWORKERSREQUEST']._serialized_start=890
+  _globals['_LISTWORKERSREQUEST']._serialized_end=979
+  _globals['_LISTWORKERSREPLY']._serialized_start=981
+  _globals['_LISTWORKERSREPLY']._serialized_end=1037
+  _globals['_PUBLISHVERSIONREQUEST']._serialized_start=1040
+  _globals['_PUBLISHVERSIONREQUEST']._serialized_end=1266
+  _globals['_PUBLISHVERSIONREPLY']._serialized_start=1269
+  _globals['_PUBLISHVERSIONREPLY']._serialized_end=1438
+  _globals['_WATCHROUTEREQUEST']._serialized_start=1440
+  _globals['_WATCHROUTEREQUEST']._serialized_end=1494
+  _globals['_ROUTE']._serialized_start=1497
+  _globals['_ROUTE']._serialized_end=1689
+  _globals['_CHUNKSOURCE']._serialized_start=1691
+  _globals['_CHUNKSOURCE']._serialized_end=1751
+  _globals['_REPORTTRANSFERREQUEST']._serialized_start=1754
+  _globals['_REPORTTRANSFERREQUEST']._serialized_end=2063
+  _globals['_REPORTTRANSFERREPLY']._serialized_start=2065
+  _globals['_REPORTTRANSFERREPLY']._serialized_end=2086
+  _globals['_LISTWEIGHTSREQUEST']._serialized_start=2088
+  _globals['_LISTWEIGHTSREQUEST']._serialized_end=2124
+  _globals['_LISTWEIGHTSREPLY']._serialized_start=2126
+  _globals['_LISTWEIGHTSREPLY']._serialized_end=2236
+  _globals['_WEIGHTSVERSION']._serialized_start=2239
+  _globals['_WEIGHTSVERSION']._serialized_end=2397
+  _globals['_WEIGHTSHOLDER']._serialized_start=2400
+  _globals['_WEIGHTSHOLDER']._serialized_end=2660
+  _globals['_ROSTER']._serialized_start=3009
+  _globals['_ROSTER']._serialized_end=3711
 # @@protoc_insertion_point(module_scope)

@@ -279,8 +279,13 @@ class HeartbeatReply(_message.Message):
 
     ENDED_JOBS_FIELD_NUMBER: _builtins.int
     AT_FAULT_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
     at_fault: _builtins.bool
     """Another worker serves the version that this one refuses: its engine has to start again."""
+    fault: _builtins.str
+    """What the trainer finds wrong with the tokens of this rollout worker: its engine has to start
+    again. Empty: nothing.
+    """
     @_builtins.property
     def ended_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Lately, or of kept_jobs: cancelled, failed or done. Empty for trainers and rollout workers."""
@@ -290,10 +295,11 @@ class HeartbeatReply(_message.Message):
         *,
         ended_jobs: _abc.Iterable[_builtins.str] | None = ...,
         at_fault: _builtins.bool = ...,
+        fault: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_fault", b"at_fault", "ended_jobs", b"ended_jobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_fault", b"at_fault", "ended_jobs", b"ended_jobs", "fault", b"fault"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -290,6 +290,20 @@ async def test_one_death_of_a_worker_that_was_ready_is_not_worth_a_word(world: W
     assert world.ledger.jobs["a-1"].reason == ""
 
 
+async def test_one_death_of_a_worker_that_is_wrong_is_told_until_it_is_ready_again(
+    world: World,
+) -> None:
+    world.submit(JobState.RUNNING)
+    world.runtime.words = REFUSED
+    await world.passes(2)
+    world.runtime.die("rollout-a-1-0")
+    await world.passes()
+    told = f"rollout-a-1-0 failed once without progress: {REFUSED}"
+    assert world.ledger.jobs["a-1"].reason == told
+    await world.passes(6)
+    assert world.ledger.jobs["a-1"].reason == ""
+
+
 async def test_to_be_ready_is_no_progress_of_a_job(world: World) -> None:
     """A worker that always dies before it has done anything, though it is ready for a while."""
     world.submit(JobState.RUNNING)

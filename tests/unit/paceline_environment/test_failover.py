@@ -61,6 +61,9 @@ async def test_a_rollout_worker_dies_amid_generation(staged: Any, until: Any, as
         seed = trajectory.sampling.seed
         expected = [late(seed, at) for at in range(start, len(tokens))]
         assert list(tokens[start:]) == expected
+        runs = trajectory.transcripts[0].versions
+        assert tuple(run.worker for run in runs) == trajectory.provenance.rollout_workers
+        assert sum(run.count for run in runs) == len(tokens) - start
     resumed = [r for r in stage.rollouts[1].requests if r.request_id.endswith(".2")]
     assert resumed
     assert all(len(r.tokens) > 6 and r.sampling.max_tokens < 24 for r in resumed)

@@ -55,7 +55,7 @@ async def test_a_group_is_run_scored_and_submitted(staged: Any, until: Any, assi
         transcript = trajectory.transcripts[0]
         assert list(transcript.tokens[6:]) == expected(trajectory)
         assert transcript.spans[0] == TokenSpan(0, 6, TokenSource.ENVIRONMENT)
-        assert transcript.versions == (VersionRun(0, len(transcript.tokens) - 6),)
+        assert transcript.versions == (VersionRun(0, len(transcript.tokens) - 6, "rollout-0"),)
         assert trajectory.truncated == (transcript.tokens[-1] != EOS)
         assert trajectory.provenance.environment_worker == "env-0"
         assert trajectory.provenance.rollout_workers == ("rollout-0",)

@@ -63,6 +63,7 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
         self.deaf = False  # to reports
         self.refusal = roster_pb2.WeightRefusal(version=-1)  # of the last heartbeat
         self.accepted = -1  # a version that another worker serves
+        self.fault = ""  # that the trainer finds
         self.answers = asyncio.Event()  # to heartbeats, once it is set
         self.answers.set()
         self.routes: list[roster_pb2.Route] = []
@@ -95,7 +96,8 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
         await self.answers.wait()
         refuses = request.HasField("refusal")
         self.refusal = request.refusal if refuses else roster_pb2.WeightRefusal(version=-1)
-        return roster_pb2.HeartbeatReply(at_fault=refuses and self.refusal.version == self.accepted)
+        at_fault = refuses and self.refusal.version == self.accepted
+        return roster_pb2.HeartbeatReply(at_fault=at_fault, fault=self.fault)
 
     async def ReportTransfer(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: roster_pb2.ReportTransferRequest, context: Any
@@ -444,6 +446,18 @@ async def test_a_worker_ends_that_refuses_what_another_one_serves(
         r"canary: trim \d\.\d+, noise 0\.02, ratio \d+, allowed 2",
         error.message,
     )
+
+
+async def test_a_worker_ends_whose_tokens_the_trainer_finds_wrong(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    model = model_of()
+    async with world(tmp_path, {}, model_files(model, tmp_path)) as w:
+        w.publish(snapshot_of(model, version=1))
+        await w.until_active(1)
+        w.ledger.fault = "mismatch_kl is 0.7"
+        error = await w.until_ended()
+    assert error.message == "mismatch_kl is 0.7"
 
 
 async def test_a_worker_ends_at_once_with_weights_of_another_model(

@@ -14,16 +14,12 @@ from paceline.errors import InvalidError
 from paceline.v1 import types_pb2
 from paceline.v1.types_pb2 import TOKEN_SOURCE_POLICY
 from paceline_trainer.columns import Columns, columns
+from paceline_trainer.mismatch.choice import choose
+from paceline_trainer.mismatch.comparison import Mismatch
+from paceline_trainer.mismatch.verdicts import Differences, MismatchLimit, WorkerCheck
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.data import Layout
 from paceline_trainer.step.loading import load_policy
-from paceline_trainer.step.mismatch import (
-    Differences,
-    Mismatch,
-    MismatchLimit,
-    VersionCheck,
-    choose,
-)
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.versions import VersionSteps, WeightHistory
 
@@ -171,25 +167,113 @@ def test_an_engine_that_is_wrong_for_three_versions_ends_the_job(
         result()
 
 
-def check_of(kl: float, noise: float | None) -> VersionCheck:
-    return VersionCheck(0, Differences(10, 0, 10 * kl, 0), noise)
+WRONG, WORKERS = "rollout-2", [f"rollout-{number}" for number in range(4)]
 
 
-CHECKS = st.builds(
-    check_of,
-    st.sampled_from([0.0, 0.04, 0.06, 0.5, float("nan")]),
-    st.sampled_from([None, 0.0, 0.01, 0.1]),
+def sampled_by_four(path: Path, samples: list[Any], *, off_by: float) -> Columns:
+    """The samples, of four workers in turn, of which one has log-probs that are off."""
+    for place, sample in enumerate(truthful(path, samples)):
+        name = WORKERS[place % 4]
+        for run in sample.versions:
+            run.worker = name
+        if name == WRONG:
+            sample.logprobs[:] = [logprob - off_by for logprob in sample.logprobs]
+    return columns(samples, WORKERS)
+
+
+@pytest.mark.parametrize("num_sequences", [100, 2])
+def test_the_worker_of_four_that_is_wrong_is_at_fault(
+    llama: Path, group: RankGroup, make_samples: Any, num_sequences: int
+) -> None:
+    """Over all four, its mismatch may stay below what is allowed."""
+    mismatch = make(llama, group, num_sequences=num_sequences)
+    at_fault = list[str]()
+    overall = list[float]()
+    for version in range(3 * 4 // min(num_sequences, 4)):
+        samples = make_samples(16, version=version, seed=version)
+        publish(mismatch, version)
+        metrics = mismatch.start(sampled_by_four(llama, samples, off_by=0.45), "tree")()
+        overall.append(metrics["mismatch_kl"])
+        by_worker = {each.worker_id: each for each in mismatch.verdicts}
+        assert all(each.kl < 1e-6 for name, each in by_worker.items() if name != WRONG)
+        if WRONG in by_worker:
+            assert by_worker[WRONG].kl == pytest.approx(0.118, abs=0.001)
+            assert by_worker[WRONG].since_version is not None
+        at_fault += [name for name, each in by_worker.items() if each.at_fault]
+    assert at_fault == [WRONG]
+    if num_sequences == 100:
+        assert max(overall) < 0.05
+
+
+def test_a_worker_that_is_always_late_is_compared_too(
+    llama: Path, group: RankGroup, make_samples: Any
+) -> None:
+    mismatch = make(llama, group, num_sequences=2)
+    seen = set[str]()
+    for version in range(6):
+        publish(mismatch, version)
+        fresh = truthful(llama, make_samples(4, version=version))
+        late = truthful(llama, make_samples(4, version=max(version - 1, 0), seed=1))
+        for sample, name in [*((s, "fast") for s in fresh), *((s, "slow") for s in late)]:
+            for run in sample.versions:
+                run.worker = name
+        some = [*fresh, *(late if version else [])]
+        metrics = mismatch.start(columns(some, ["fast", "slow"]), "tree")()
+        assert (metrics["versions_sampled"], metrics["versions_checked"]) == (1, 1)
+        seen |= {each.worker_id for each in mismatch.verdicts}
+    assert seen == {"fast", "slow"}
+
+
+class Model:
+    """What `MismatchLimit` has to say, from the whole story."""
+
+    def __init__(self) -> None:
+        self.versions: list[dict[str, bool]] = []  # whether each worker disagreed
+
+    def streak(self, worker: str) -> list[int]:
+        """The last versions running in which a worker was compared and disagreed."""
+        numbers = [n for n, some in enumerate(self.versions) if worker in some]
+        agreed = [n for n in numbers if not self.versions[n][worker]]
+        return [n for n in numbers if n > max(agreed, default=-1)][-3:]
+
+    def at_fault(self, worker: str) -> bool:
+        streak = self.streak(worker)
+        if len(streak) < 3:
+            return False
+        return any(not wrong for some in self.versions[streak[0] :] for wrong in some.values())
+
+    @property
+    def fails(self) -> bool:
+        return len(self.versions) > 2 and all(all(some.values()) for some in self.versions[-3:])
+
+
+KLS = st.sampled_from([0.0, 0.04, 0.06, 0.5, float("nan")])
+NOISES = st.sampled_from([None, 0.0, 0.01, 0.1])
+ROUND = st.dictionaries(
+    st.sampled_from(["a", "b", "c"]), st.tuples(KLS, NOISES), min_size=1, max_size=3
 )
 
 
-@given(checks=st.lists(st.lists(CHECKS, min_size=1, max_size=3), max_size=6))
-def test_only_versions_running_beyond_noise_are_a_problem(checks: list[list[VersionCheck]]) -> None:
-    limit, seen = MismatchLimit(), list[bool]()
-    for some in checks:
-        seen += [
-            not (c.differences.kl <= 0.05 or c.differences.kl <= 20 * (c.noise or 0)) for c in some
+@given(rounds=st.lists(ROUND, max_size=9))
+def test_who_is_at_fault_and_when_the_job_fails(
+    rounds: list[dict[str, tuple[float, float | None]]],
+) -> None:
+    limit, model = MismatchLimit(), Model()
+    for version, some in enumerate(rounds):
+        model.versions.append(
+            {name: not kl <= max(0.05, 20 * (noise or 0)) for name, (kl, noise) in some.items()}
+        )
+        checks = [
+            WorkerCheck(worker, version, Differences(10, 0, 10 * kl, 0), noise)
+            for worker, (kl, noise) in some.items()
         ]
-        assert bool(limit.problem(some)) == (len(seen) > 2 and all(seen[-3:]))
+        verdicts = {each.worker_id: each for each in limit.take(checks)}
+        assert verdicts.keys() == some.keys()
+        for worker, verdict in verdicts.items():
+            streak = model.streak(worker)
+            assert verdict.since_version == (streak[0] if streak else None)
+            assert verdict.at_fault == model.at_fault(worker)
+        assert bool(limit.problem) == model.fails
 
 
 def test_what_is_not_held_is_not_checked(llama: Path, group: RankGroup, make_samples: Any) -> None:
@@ -236,6 +320,8 @@ def table(runs: list[list[int]]) -> Columns:
         behaviour=np.zeros(len(versions), np.float32),
         advantages=np.zeros(len(versions), np.float32),
         versions=versions,
+        workers=np.zeros(len(versions), np.int64),
+        worker_names=("",),
         temperatures=np.ones(len(runs), np.float32),
         weights=np.ones(len(runs), np.float32),
         rows=np.arange(len(runs)),
@@ -252,7 +338,7 @@ def table(runs: list[list[int]]) -> Columns:
 def test_the_longest_runs_within_the_budget_are_chosen(
     runs: list[list[int]], limit: int, budget: int
 ) -> None:
-    rows, lengths = choose(table(runs), 1, limit=limit, budget=budget)
+    rows, lengths = choose(table(runs), 1, limit=limit, budget=budget, checked={})
     leading = {
         row: next((i for i, v in enumerate(versions) if v != 1), len(versions))
         for row, versions in enumerate(runs)

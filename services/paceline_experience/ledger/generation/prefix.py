@@ -85,7 +85,8 @@ def first_runs(transcript: pb.Transcript, num_policy: int) -> list[pb.VersionRun
     for run in transcript.versions:
         if num_policy <= 0:
             break
-        found.append(pb.VersionRun(version=run.version, count=min(run.count, num_policy)))
+        count = min(run.count, num_policy)
+        found.append(pb.VersionRun(version=run.version, count=count, worker=run.worker))
         num_policy -= run.count
     return found
 
@@ -114,5 +115,5 @@ def as_context(transcript: pb.Transcript) -> pb.Transcript:
         taken = min(run.count, left)
         left -= taken
         if run.count > taken:
-            made.versions.add(version=run.version, count=run.count - taken)
+            made.versions.add(version=run.version, count=run.count - taken, worker=run.worker)
     return made

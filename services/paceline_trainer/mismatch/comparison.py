@@ -3,14 +3,16 @@
 In the first batch that has tokens of a version, the log-probs of a few of its sequences are
 recomputed with exactly the weights that sampled them, however far the trainer is ahead. Only
 tokens whose whole prefix was computed by that version are compared: the KV cache of other tokens is
-partly that of older weights.
+partly that of older weights. What is compared counts for the worker that sampled it, so that one
+that is wrong shows among many that are right.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import reduce
 from typing import Literal
 
@@ -21,82 +23,26 @@ from numpy.typing import NDArray
 from paceline.config.job import JobSpec
 from paceline.errors import InvalidError
 from paceline.telemetry.logs import Log
-from paceline_trainer.columns import Columns, Ints
+from paceline.types import WorkerMismatch
+from paceline_trainer.columns import Bools, Columns, Ints
+from paceline_trainer.mismatch.choice import choose, first_versions, first_workers
+from paceline_trainer.mismatch.verdicts import (
+    LEAST_EXCESS,
+    Differences,
+    MismatchLimit,
+    WorkerCheck,
+)
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.data import Layout, assemble, idle
 from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.versions import Shards, VersionSteps, WeightHistory, with_weights
 
 Floats = NDArray[np.float64]
-LEAST_EXCESS = 0.05  # nats per token; correct engines stay below in any precision
-NOISE_RATIO = 20
-MAX_EXCESSES = 3  # versions running
-log = Log("mismatch")
-
-
-@dataclass(frozen=True, slots=True)
-class Differences:
-    """Sums over the compared tokens of all ranks."""
-
-    tokens: float
-    k1: float
-    k3: float
-    largest: float  # absolute difference of log-probs
-
-    @property
-    def kl(self) -> float:
-        """Nats per token; 0 without tokens."""
-        return self.k3 / self.tokens if self.tokens else 0.0
-
-    def joined(self, other: Differences) -> Differences:
-        """Over the tokens of both."""
-        largest = max(self.largest, other.largest)
-        return Differences(
-            self.tokens + other.tokens, self.k1 + other.k1, self.k3 + other.k3, largest
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class VersionCheck:
-    """What the tokens of one version say."""
-
-    version: int
-    differences: Differences  # the engine's log-probs minus the trainer's
-    noise: float | None = None  # KL between two ways of the trainer itself; measured if it matters
-
-    @property
-    def excessive(self) -> bool:
-        """Whether engine and trainer differ by more than rounding explains."""
-        most = max(LEAST_EXCESS, NOISE_RATIO * (self.noise or 0.0))
-        return not self.differences.kl <= most
-
-
-class MismatchLimit:
-    """Finds engines that compute something else than the trainer, version after version."""
-
-    def __init__(self) -> None:
-        self._running: list[VersionCheck] = []
-
-    def problem(self, checks: Sequence[VersionCheck]) -> str:
-        """What is wrong after these further versions; empty if nothing is."""
-        for check in checks:
-            self._running = [*self._running, check][-MAX_EXCESSES:] if check.excessive else []
-        if len(self._running) < MAX_EXCESSES:
-            return ""
-        versions = ", ".join(str(check.version) for check in self._running)
-        kls = ", ".join(f"{check.differences.kl:.3g}" for check in self._running)
-        noise = max(check.noise or 0.0 for check in self._running)
-        return (
-            f"trainer.mismatch: mismatch_kl of versions {versions} is {kls}; allowed: at most "
-            f"{max(LEAST_EXCESS, NOISE_RATIO * noise):.3g} ({NOISE_RATIO} times the trainer's own "
-            f"noise, {noise:.2g}, and at least {LEAST_EXCESS}). The engine computes others "
-            "from the same weights: use another engine or another precision; "
-            "`on_excess: warn` trains in spite of it"
-        )
-
-
+MAX_MISSED = 2
+"""Batches running with tokens of a worker, none of which is compared, until an older version is."""
 MADE_UP = frozenset({"simulated"})
 """Engines that compute nothing: their log-probs are not those of any weights."""
+log = Log("mismatch")
 
 
 class Mismatch:
@@ -122,10 +68,15 @@ class Mismatch:
         self._limit = None if on_excess == "pass" else MismatchLimit()
         self.history = history
         self.versions = versions
+        self.verdicts: tuple[WorkerMismatch, ...] = ()
+        """On the workers that were checked in the last step."""
         self._group = group
         self._num_sequences = num_sequences
         self._budget = budget
         self._sampled: set[int] = set()
+        self._checked: dict[str, int] = {}  # newest version by worker
+        self._missed = Counter[str]()  # batches without a check, by worker
+        self._several = False  # workers
         self._replica: PolicyModel | None = None
         self._thread = _thread() if self._beside else None
 
@@ -146,26 +97,50 @@ class Mismatch:
         those of earlier incarnations are unknown. `layout`: the one that trains, whose errors this
         would show. What waits raises `InvalidError` for an engine that computes something else.
         """
-        present = self.versions.present(_first_versions(data))
+        self._several = self._several or len(data.worker_names) > 2
+        present = self.versions.present(first_versions(data))
         new = [version for version in present if version not in self._sampled]
-        kept = {version: self._kept(version) for version in new if self._num_sequences}
+        late = [version for version in self._late(data, new) if version in present]
+        wanted = [*late, *new] if self._num_sequences else []
+        kept = {version: self._kept(version) for version in wanted}
         found = {version: weights for version, weights in kept.items() if weights is not None}
         self._sampled.update(new)
-        counts = {"versions_sampled": float(len(new)), "versions_checked": float(len(found))}
+        counts = {
+            "versions_sampled": float(len(new)),
+            "versions_checked": float(len(found.keys() & set(new))),
+        }
         checks = self._begun(data, list(found), list(found.values()), layout)
         return lambda: counts | self._judged(checks())
 
+    def _late(self, data: Columns, new: Sequence[int]) -> list[int]:
+        """A version to check once more, for a worker whose tokens come later than those of others.
+
+        The first batch of a version may have none of a worker that is slow, or that never stops.
+        """
+        if not self._several:
+            return []
+        local = np.full(len(data.worker_names), -1.0)
+        np.maximum.at(local, first_workers(data), first_versions(data))
+        newest = self._group.gather(local.tolist()).max(axis=0).astype(int).tolist()
+        named = zip(data.worker_names, newest, strict=True)
+        versions = {name: version for name, version in named if name and version >= 0}
+        for name, version in versions.items():
+            due = version not in new and version > self._checked.get(name, -1)
+            self._missed[name] = self._missed[name] + 1 if due else 0
+        due = [name for name in versions if self._missed[name] >= MAX_MISSED]
+        return [versions[max(due, key=lambda name: self._missed[name])]] if due else []
+
     def _kept(self, version: int) -> Shards | None:
-        """The weights of a version, which is checked only once."""
+        """The weights of a version, which is checked only once if there is one worker."""
         step = self.versions[version]
         weights = self.history.find(step)
-        if self._once:
+        if self._once and not self._several:
             self.history.forget(step)
         return weights
 
     def _begun(
         self, data: Columns, checked: list[int], weights: list[Shards], layout: Layout
-    ) -> Callable[[], list[VersionCheck]]:
+    ) -> Callable[[], list[WorkerCheck]]:
         policy = self.history.policy
         if self._thread is None or not checked:
             found = self._checks(policy, data, checked, weights, layout)
@@ -174,24 +149,47 @@ class Mismatch:
         work = self._thread.submit(self._checks, self._replica, data, checked, weights, layout)
         return work.result
 
-    def _judged(self, checks: list[VersionCheck]) -> dict[str, float]:
+    def _judged(self, checks: list[WorkerCheck]) -> dict[str, float]:
         """What all checked tokens say together, unless too many versions running are wrong."""
-        compared = [check for check in checks if check.differences.tokens]
-        if not compared:
+        self.verdicts = ()
+        if not checks:
             return {}
-        problem = "" if self._limit is None else self._limit.problem(compared)
-        if problem and self._on_excess == "stop":
-            raise InvalidError(problem)
-        if problem:
-            log.warning("engine and trainer disagree", problem=problem)
-        whole = reduce(Differences.joined, (check.differences for check in compared))
-        noises = [check.noise for check in compared if check.noise is not None]
+        self._judge(checks)
+        by_worker: dict[str, Differences] = {}
+        for check in checks:
+            before = by_worker.get(check.worker)
+            own = check.differences
+            by_worker[check.worker] = own if before is None else before.joined(own)
+        whole = reduce(Differences.joined, by_worker.values())
+        noises = [check.noise for check in checks if check.noise is not None]
         return {
             "mismatch_kl": whole.kl,
+            "mismatch_kl_worst": max(own.kl for own in by_worker.values()),
             "mismatch_k1": whole.k1 / whole.tokens,
             "mismatch_tokens": whole.tokens,
             "logprob_diff_max": whole.largest,
         } | ({"mismatch_noise": max(noises)} if noises else {})
+
+    def _judge(self, checks: Sequence[WorkerCheck]) -> None:
+        """Set the verdicts; raises if all engines are wrong, and log what else is."""
+        for check in checks:
+            self._checked[check.worker] = max(check.version, self._checked.get(check.worker, -1))
+            self._missed.pop(check.worker, None)
+        if self._limit is None:
+            return
+        verdicts = self._limit.take(checks)
+        problem = self._limit.problem
+        stops = self._on_excess == "stop"
+        if problem and stops:
+            raise InvalidError(problem)
+        if problem:
+            log.warning("engine and trainer disagree", problem=problem)
+        self.verdicts = tuple(
+            replace(each, at_fault=each.at_fault and stops) for each in verdicts if each.worker_id
+        )
+        for each in verdicts:
+            if each.at_fault:
+                log.warning("a worker and the trainer disagree", verdict=each)
 
     def _checks(
         self,
@@ -200,29 +198,43 @@ class Mismatch:
         versions: Sequence[int],
         weights: Sequence[Shards],
         layout: Layout,
-    ) -> list[VersionCheck]:
+    ) -> list[WorkerCheck]:
         return [
-            self._check(policy, data, version, shards, layout)
+            check
             for version, shards in zip(versions, weights, strict=True)
+            for check in self._check(policy, data, version, shards, layout)
         ]
 
     @torch.no_grad()
     def _check(
         self, policy: PolicyModel, data: Columns, version: int, shards: Shards, layout: Layout
-    ) -> VersionCheck:
-        rows, runs = choose(data, version, limit=self._num_sequences, budget=self._budget)
+    ) -> list[WorkerCheck]:
+        """One check for each worker with tokens that are compared, on any rank."""
+        rows, runs = choose(
+            data,
+            version,
+            limit=self._num_sequences,
+            budget=self._budget,
+            checked=self._checked,
+        )
         whole = np.zeros(data.num_tokens, dtype=bool)
         for start, run in zip(data.policy_starts[rows].tolist(), runs.tolist(), strict=True):
             whole[start : start + run] = True
+        noises: Sequence[float | None] = [None] * len(data.worker_names)
         with with_weights(policy, shards):
             own = self._logprobs(policy, data, rows, layout)
-            differences = self._summed((data.behaviour - own)[whole])
-            if self._limit is None or differences.kl <= LEAST_EXCESS:
-                return VersionCheck(version, differences)
-            other = np.zeros(data.num_tokens)
-            for place in range(self._num_sequences):  # as often on all ranks
-                other += self._logprobs(policy, data, rows[place : place + 1], "padded")
-        return VersionCheck(version, differences, self._summed((other - own)[whole]).kl)
+            found = self._by_worker(data, data.behaviour - own, whole)
+            beyond = any(not each.kl <= LEAST_EXCESS for each in found)
+            if self._limit is not None and beyond:
+                other = np.zeros(data.num_tokens)
+                for place in range(self._num_sequences):  # as often on all ranks
+                    other += self._logprobs(policy, data, rows[place : place + 1], "padded")
+                noises = [each.kl for each in self._by_worker(data, other - own, whole)]
+        return [
+            WorkerCheck(name, version, differences, noise)
+            for name, differences, noise in zip(data.worker_names, found, noises, strict=True)
+            if differences.tokens
+        ]
 
     def _logprobs(self, policy: PolicyModel, data: Columns, rows: Ints, layout: Layout) -> Floats:
         """Log-probs of all policy tokens of the batch; 0 for those of other sequences."""
@@ -241,13 +253,17 @@ class Mismatch:
             found[batch.tokens.select] = logprobs.double().cpu().numpy()
         return found
 
-    def _summed(self, differences: Floats) -> Differences:
-        """Of all ranks."""
-        k3 = np.expm1(-differences) + differences
-        sums = [len(differences), differences.sum(), k3.sum()]
-        gathered = self._group.gather([*sums, np.abs(differences).max(initial=0.0)])
-        tokens, k1, k3 = gathered[:, :3].sum(axis=0).tolist()
-        return Differences(tokens, k1, k3, float(gathered[:, 3].max()))
+    def _by_worker(self, data: Columns, differences: Floats, where: Bools) -> list[Differences]:
+        """Sums over these tokens on all ranks, by worker."""
+        workers, own = data.workers[where], differences[where]
+        k3 = np.expm1(-own) + own
+        local = np.zeros((4, len(data.worker_names)))
+        for row, values in zip(local, (np.ones_like(own), own, k3), strict=False):
+            np.add.at(row, workers, values)
+        np.maximum.at(local[3], workers, np.abs(own))
+        gathered = self._group.gather(local.ravel().tolist()).reshape(-1, *local.shape)
+        sums, largest = gathered[:, :3].sum(axis=0), gathered[:, 3].max(axis=0)
+        return list(map(Differences, *sums.tolist(), largest.tolist()))
 
 
 def _thread() -> ThreadPoolExecutor:
@@ -284,30 +300,3 @@ def mismatch_of(
         on_excess="pass" if spec.rollout.engine.kind in MADE_UP else options.on_excess,
         once=not snapshots,
     )
-
-
-def _first_versions(data: Columns) -> Ints:
-    """The version of each sequence's first policy token."""
-    return data.versions[data.policy_starts[:-1]]
-
-
-def choose(data: Columns, version: int, *, limit: int, budget: int) -> tuple[Ints, Ints]:
-    """The sequences that begin with a version's longest runs, and the lengths of these runs.
-
-    Those whose prompt was replaced tell nothing about the engine.
-    """
-    rows = np.flatnonzero((_first_versions(data) == version) & ~data.replaced)
-    if not len(rows):
-        return rows, rows
-    starts, counts = data.policy_starts[rows], data.policy_counts[rows]
-    runs = np.array(
-        [
-            int(np.argmin(np.append(data.versions[start : start + count] == version, False)))
-            for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
-        ]
-    )
-    order = np.argsort(-runs, kind="stable")[:limit]
-    lengths = data.positions[starts[order] + counts[order] - 1]
-    fits = np.maximum.accumulate(lengths) * np.arange(1, len(order) + 1) <= budget
-    fits[0] = True
-    return rows[order][fits], runs[order][fits]
