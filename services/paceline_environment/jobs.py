@@ -31,8 +31,10 @@ from paceline.server.job_records import fetch_job
 from paceline.tokens.chat import Rendered
 from paceline.tokens.dialogue import DialogueState
 from paceline.tokens.transcript import TranscriptBuilder
+from paceline.transport.endpoints import WorkerEndpoints
 from paceline.types import Assignment, EpisodeStart, SamplingParams, TokenSpan
 from paceline.v1 import types_pb2
+from paceline_environment.policies.outside import OutsideModel
 from paceline_environment.rollouts.turn import PrefixHolders
 from paceline_environment.scoring import MAX_ITEMS
 from paceline_environment.variants import Call, JobTransform, ShownVariant, parsed
@@ -54,7 +56,7 @@ class JobContext:
 
     job_id: str
     spec: JobSpec
-    tokenizer: JobTokenizer
+    tokenizer: JobTokenizer | None  # None: an outside endpoint answers
     environment: Callable[..., Environment]
     topology: Topology
     rewards: str  # JSON of the `reward:` section
@@ -64,10 +66,17 @@ class JobContext:
     options: dict[Purpose, dict[str, dict[str, Any]]]  # and by name of the eval; training: empty
     limits: LimitSettings
     transform: JobTransform | None = None
+    outside: OutsideModel | None = None  # the model of an outside endpoint
+
+    @property
+    def tokens(self) -> JobTokenizer:
+        """The tokenizer of a job that has one."""
+        assert self.tokenizer is not None
+        return self.tokenizer
 
     def dialogue(self) -> JobDialogue:
         """Renders the observations of one episode."""
-        return JobDialogue(self.tokenizer, max_bytes=self.limits.prompt_bytes)
+        return JobDialogue(self.tokens, max_bytes=self.limits.prompt_bytes)
 
     def make_environment(self, assignment: Assignment) -> Environment:
         """An environment for one episode."""
@@ -154,7 +163,7 @@ class GroupContext:
         found = self._shown[key]
         if isinstance(found, InvalidError):
             raise type(found)(found.message)
-        if found.original:
+        if found.original and self.job.outside is None:
             await self.first(observation)
         return found
 
@@ -221,7 +230,7 @@ async def _render_first(job: JobContext, observation: Observation) -> _First:
         )
     # An engine needs at least one token of context: an empty observation becomes an end token.
     if not rendered.tokens:
-        return job.tokenizer.eos[:1], (TokenSpan(0, 1, TokenSource.TEMPLATE),)
+        return job.tokens.eos[:1], (TokenSpan(0, 1, TokenSource.TEMPLATE),)
     return rendered.tokens, rendered.spans
 
 
@@ -237,8 +246,10 @@ class Jobs:
         tokenizers: Tokenizers | None = None,
         limits: LimitSettings | None = None,
         settings: Settings | None = None,
+        endpoints: WorkerEndpoints | None = None,
     ) -> None:
         """`settings` of an operator for environments, by name; `tokenizers`: here if null."""
+        self._endpoints = endpoints or WorkerEndpoints({})
         self._tokenizers = tokenizers or LocalTokenizers()
         self._limits = limits or LimitSettings()
         self._settings = settings or {}
@@ -276,8 +287,12 @@ class Jobs:
     async def _read(self, job_id: str) -> JobContext:
         job = await fetch_job(self._jobs, job_id, timeout_s=20.0)
         spec = job.spec()
-        files = partial(self._files, job.artifacts)
-        tokenizer = await self._tokenizers.of(job_id, files)
+        tokenizer = outside = None
+        if spec.model.endpoint is None:
+            files = partial(self._files, job.artifacts)
+            tokenizer = await self._tokenizers.of(job_id, files)
+        else:
+            outside = OutsideModel(self._endpoints, job_id, spec)
         if spec.code is not None and (spec.has_own_environment or own_transform(spec)):
             await self._worlds.prepare(spec.code.digest, QueueOwner(spec.tenant, job_id))
         return build_context(
@@ -287,6 +302,7 @@ class Jobs:
             limits=self._limits,
             environment=worlds_of(job_id, spec, self._worlds, self._settings),
             own_transform=own_transform_of(job_id, spec, self._worlds),
+            outside=outside,
         )
 
     async def _files(self, digests: Mapping[str, str]) -> dict[str, bytes]:
@@ -313,11 +329,12 @@ def _transform(spec: JobSpec, own: Call | None) -> JobTransform | None:
 def build_context(
     job_id: str,
     spec: JobSpec,
-    tokenizer: JobTokenizer,
+    tokenizer: JobTokenizer | None,
     *,
     limits: LimitSettings,
     environment: Callable[..., Environment],
     own_transform: Call | None = None,
+    outside: OutsideModel | None = None,
 ) -> JobContext:
     """Load a job's plug-ins and compute its sampling parameters.
 
@@ -330,7 +347,7 @@ def build_context(
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
-        stop_tokens=tokenizer.eos,
+        stop_tokens=() if tokenizer is None else tokenizer.eos,
         stop_strings=sampling.stop,
     )
     evals = spec.eval_sets.items()
@@ -351,6 +368,7 @@ def build_context(
         options=options,
         limits=limits,
         transform=_transform(spec, own_transform),
+        outside=outside,
     )
 
 

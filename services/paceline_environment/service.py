@@ -19,6 +19,7 @@ from paceline.errors import ConfigError
 from paceline.server import artifacts
 from paceline.server.chassis import Chassis, Service
 from paceline.server.membership import Membership
+from paceline.transport.endpoints import WorkerEndpoints
 from paceline.transport.linger import linger_s
 from paceline.transport.rpc import connect_as
 from paceline.types import Worker
@@ -27,7 +28,7 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline_environment.episodes.calls import EnvironmentCalls
-from paceline_environment.episodes.episode import EpisodePeers
+from paceline_environment.episodes.peers import EpisodePeers
 from paceline_environment.jobs import Jobs
 from paceline_environment.leases import LeaseClient
 from paceline_environment.rollouts.failover import PolicyClient
@@ -71,6 +72,8 @@ class EnvironmentService(Service):
         )
         self._tokenizers = tokenizers_of(settings.tokenizers, linger=self._linger)
         self._worlds = self._make_worlds()
+        # Samples are not to be answered from what others have been told.
+        self._endpoints = WorkerEndpoints(options.endpoints, cache_bytes=0)
         self.stages = Stages(usage=chassis.usage)
         self._router = RolloutRouter(
             workers=self._rollouts,
@@ -111,13 +114,7 @@ class EnvironmentService(Service):
         chassis.usage.measure_slots(
             lambda: self.worker.num_open, capacity=options.slots + options.eval_slots
         )
-        self._membership = Membership(
-            roster=roster,
-            report=self.report,
-            ended=self._end_job,
-            kept=lambda: self._worlds.jobs | self._tokenizers.jobs,
-            usage=chassis.usage.totals,
-        )
+        self._membership = self._make_membership(roster)
         self._tasks: list[asyncio.Task[None]] = []
         progress = chassis.health.progress
         progress.watch(
@@ -141,6 +138,15 @@ class EnvironmentService(Service):
         for task in done:
             await task
 
+    def _make_membership(self, roster: RosterAsyncStub) -> Membership:
+        return Membership(
+            roster=roster,
+            report=self.report,
+            ended=self._end_job,
+            kept=lambda: self._worlds.jobs | self._tokenizers.jobs,
+            usage=self._chassis.usage.totals,
+        )
+
     def _make_worlds(self) -> JobWorlds:
         return JobWorlds(
             sandbox=self._sandbox,
@@ -159,6 +165,7 @@ class EnvironmentService(Service):
             tokenizers=self._tokenizers,
             limits=self._chassis.settings.limits,
             settings=self._options.worlds,
+            endpoints=self._endpoints,
         )
 
     def _servicer(self) -> EnvironmentServicer:
@@ -210,6 +217,7 @@ class EnvironmentService(Service):
         await self._code.close()
         await self._scoring.close()
         await self._policy.close()
+        await self._endpoints.close()
         await self._channel.close()
 
     def report(self) -> Worker:

@@ -12,8 +12,12 @@ from paceline.server.liveness import WorkProgress
 from paceline.telemetry.usage import Usage
 from paceline.types import WorkerPhase
 
-# room: waiting for a slot, in generate; load: until an environment is loaded in a process
-STAGES = (Phase.ROOM, Phase.GENERATE, Phase.STEP, Phase.LOAD, Phase.SCORE, Phase.SUBMIT)
+# room: waiting for a slot, in generate; repeat: until an endpoint may be asked again, likewise;
+# load: until an environment is loaded in a process
+STAGES = (
+    *(Phase.ROOM, Phase.GENERATE, Phase.REPEAT),
+    *(Phase.STEP, Phase.LOAD, Phase.SCORE, Phase.SUBMIT),
+)
 
 
 def _zeros() -> dict[str, int]:
@@ -26,6 +30,7 @@ class JobStages:
 
     waiting: dict[str, int] = field(default_factory=_zeros)
     left: dict[str, int] = field(default_factory=_zeros)
+    refused: str = ""  # what an endpoint said last, of those that it is to be asked again
 
     def wait(self, stage: str) -> AbstractContextManager[None]:
         """Count an episode as waiting for `stage` inside the context."""
@@ -74,7 +79,13 @@ class Stages:
     def phases(self) -> tuple[WorkerPhase, ...]:
         """The stages in which there are episodes, by job."""
         return tuple(
-            WorkerPhase(stage, done=job.left[stage], total=job.left[stage] + count, job_id=name)
+            WorkerPhase(
+                stage,
+                done=job.left[stage],
+                total=job.left[stage] + count,
+                job_id=name,
+                detail=job.refused if stage is Phase.REPEAT else "",
+            )
             for name, job in self.jobs.items()
             for stage, count in job.waiting.items()
             if count

@@ -16,7 +16,8 @@ from paceline.telemetry.tracing import NOTHING, Span
 from paceline.text import clipped
 from paceline.types import Assignment, EpisodeProgress
 from paceline.v1 import types_pb2
-from paceline_environment.episodes.episode import Episode, EpisodePeers
+from paceline_environment.episodes.episode import Episode
+from paceline_environment.episodes.peers import EpisodePeers
 from paceline_environment.jobs import GroupContext, JobContext, Jobs
 from paceline_environment.leases import Key, LeaseClient, LeaseOutbox
 from paceline_environment.submitter import Submitter
@@ -164,7 +165,10 @@ class EpisodeWorker:
             ):
                 continue
             save_at = self._save_at(leased, now)
-            if now - leased.since > leased.limit_s:
+            ends_at = leased.since + leased.limit_s
+            if episode is not None:
+                ends_at += episode.waited_s(now)
+            if now > ends_at:
                 detail = f"the episode took more than {leased.limit_s:g} s"
                 self._give_back(leased, GiveBackReason.INFRA_ERROR, detail)
                 continue
@@ -180,7 +184,7 @@ class EpisodeWorker:
                 leased.renewed = now
             leased.changes = -1 if episode is None else episode.changes
             renew_at = leased.renewed + leased.lease_s / _RENEW_SHARE
-            leased.quiet_until = min(save_at, renew_at, leased.since + leased.limit_s)
+            leased.quiet_until = min(save_at, renew_at, ends_at)
         if self._leases is not None and (renew or progress):
             self._leases.renew(renew, progress)
 

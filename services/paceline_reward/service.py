@@ -19,6 +19,7 @@ from paceline.sandbox.sandbox import Sandbox
 from paceline.server import artifacts
 from paceline.server.chassis import Chassis, Service
 from paceline.server.membership import Membership
+from paceline.transport.endpoints import WorkerEndpoints
 from paceline.transport.rpc import connect_as
 from paceline.types import Worker
 from paceline.v1 import reward_pb2_grpc
@@ -26,7 +27,6 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline_reward.accepted import AcceptedTargets
-from paceline_reward.endpoints import WorkerEndpoints
 from paceline_reward.job_pools import JobPools
 from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.programs import FairPrograms

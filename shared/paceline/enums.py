@@ -183,6 +183,7 @@ class Phase(StrEnum):
     # of episodes
     ROOM = "room"
     GENERATE = "generate"
+    REPEAT = "repeat"
     STEP = "step"
     LOAD = "load"
     SCORE = "score"

@@ -64,11 +64,24 @@ class StepMark:
 
 
 @dataclass(frozen=True, slots=True)
+class Reply:
+    """A turn that an outside endpoint has taken; of its tokens at most their number is known."""
+
+    text: str  # as the environment is given it
+    model: str = ""  # that the endpoint says has answered
+    finish_reason: str = ""
+    prompt_tokens: int = -1  # as the endpoint counts them; -1: it has not said
+    completion_tokens: int = -1
+    reward: float = 0.0  # of the environment
+
+
+@dataclass(frozen=True, slots=True)
 class Transcript:
     """Tokens as they were emitted; text is never tokenised again.
 
     `spans` cover `tokens` without gaps. `logprobs` and `versions` describe the policy tokens
-    only, in order: `len(logprobs) == sum(v.count for v in versions)`.
+    only, in order: `len(logprobs) == sum(v.count for v in versions)`. One of an outside endpoint
+    has `messages` and `replies` instead, and none of these.
     """
 
     tokens: tuple[int, ...]
@@ -80,10 +93,14 @@ class Transcript:
     branch_token: int = 0
     original_prompt: bool = False
     """Its prompt is the task's own, not the one that the policy was shown when it sampled."""
+    messages: str = ""
+    """JSON: all messages in the form of OpenAI's API, those of the policy included."""
+    replies: tuple[Reply, ...] = ()
+    """The turns of the policy among them."""
 
     @property
     def num_policy_tokens(self) -> int:
-        """Tokens that the policy sampled."""
+        """Tokens that the policy sampled, as far as they are known."""
         return len(self.logprobs)
 
     @property
@@ -241,6 +258,7 @@ class WorkerPhase:
     total: float = 0.0  # 0: unknown
     job_id: str = ""  # in shared workers; empty: the worker's own
     longest_s: float = 0.0  # that such a phase has lasted lately in this process; 0: unknown
+    detail: str = ""  # what another side said last, such as an endpoint that refuses requests
 
 
 @dataclass(frozen=True, slots=True)

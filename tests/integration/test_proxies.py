@@ -25,6 +25,7 @@ from paceline.fair_queue import QueueOwner
 from paceline.local.processes import Processes
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import episode_context, start
+from paceline.transport.endpoints import WorkerEndpoints
 from paceline.transport.rpc import connect
 from paceline_controller.certificates.config import Issue, Leaf
 from paceline_controller.certificates.secrets import Secrets
@@ -32,7 +33,6 @@ from paceline_controller.runtimes.kubernetes.connection import KubernetesClient,
 from paceline_controller.runtimes.kubernetes.resources import PODS
 from paceline_harness.otlp import Collector
 from paceline_harness.patience import PATIENCE_S
-from paceline_reward.endpoints import WorkerEndpoints
 from paceline_rollout.engines.sglang.server import Launch
 
 OUTSIDE = "http://elsewhere.example"  # a name that nobody has

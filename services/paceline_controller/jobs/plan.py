@@ -60,6 +60,8 @@ def plan(
     if tracking:
         wanted.append(Wanted("tracking", WorkerKind.TRACKING))
     for job in jobs:
+        if job.spec.model.endpoint is not None:
+            continue  # who answers is outside
         if job.state in SERVED:
             wanted += [_trainer(job), *_rollouts(job, options)]
         elif job.state is JobState.PAUSING and (trainer := _trainer(job)).name in running:
@@ -99,6 +101,11 @@ def pools_of(spec: JobSpec, options: ControllerOptions) -> list[str]:
 def rollout_name(job_id: str, pool: str) -> str:
     """Name of a job's rollout workload in a pool."""
     return f"rollout-{job_id}" if pool == DEFAULT_POOL else f"rollout-{job_id}-{pool}"
+
+
+def fixed_rollouts(spec: JobSpec) -> int:
+    """Rollout workers of a job that is not scaled: none if an outside endpoint answers."""
+    return 0 if spec.model.endpoint is not None else spec.rollout.replicas
 
 
 def _trainer(job: LiveJob) -> Wanted:

@@ -40,11 +40,17 @@ _WORK = ("tokens_generated", "tokens")
 STAGES = {
     Phase.ROOM: "rollout: episodes wait for room on a worker",  # which those in `generate` may do
     Phase.GENERATE: "rollout: episodes wait for tokens",
+    Phase.REPEAT: "endpoint: it refuses requests or does not answer; they are repeated",
     Phase.SCORE: "reward: episodes wait for their scores",
     Phase.STEP: "environment: episodes are in a step of their world",
     Phase.LOAD: "environment: episodes wait until their job and its world are loaded",
     Phase.SUBMIT: "experience: episodes wait to be stored",
 }
+OUTSIDE = {
+    Phase.ROOM: "endpoint: episodes wait for their turn (model.endpoint.concurrency)",
+    Phase.GENERATE: "endpoint: episodes wait for its answers",
+}
+"""Instead of these, if an outside endpoint answers."""
 log = Log("progress")
 
 
@@ -61,6 +67,8 @@ class Evidence:
     step_s: float = 0.0  # that its world and its rewards may take at most
     score_s: float = 0.0
     load_s: float = 0.0
+    outside: bool = False  # an endpoint answers: it has neither trainer nor rollout workers
+    refused: str = ""  # what that endpoint has said last
 
     @property
     def own(self) -> tuple[Worker, ...]:
@@ -244,9 +252,11 @@ def evidence_of(job: LiveJob, workers: Iterable[Worker], demand: JobDemand) -> E
             by_kind.setdefault(worker.kind, []).append(worker)
     environments = tuple(by_kind.get(WorkerKind.ENVIRONMENT, ()))
     waiting: Counter[str] = Counter()
+    refused = ""
     for phase in (each for worker in environments for each in worker.phases):
         if phase.job_id == job.job_id:
             waiting[phase.name] += int(phase.total - phase.done)
+            refused = refused or phase.detail
     return Evidence(
         demand=demand,
         trainers=tuple(by_kind.get(WorkerKind.TRAINER, ())),
@@ -257,6 +267,8 @@ def evidence_of(job: LiveJob, workers: Iterable[Worker], demand: JobDemand) -> E
         step_s=job.spec.tasks.step_timeout_s,
         score_s=max(part.timeout_s for part in job.spec.reward),
         load_s=job.spec.tasks.load_timeout_s,
+        outside=job.spec.model.endpoint is not None,
+        refused=refused,
     )
 
 
@@ -265,6 +277,8 @@ def culprit(
 ) -> Culprit:
     """Who keeps a job that does not get on; `served`: a rollout worker has had weights before."""
     demand = seen.demand
+    if seen.outside:
+        return _of_outside(seen, failing=failing)
     trainer = phases.standing(seen.trainers)
     if not seen.running:
         return _standing(trainer, math.inf, "trainer: it does not start training")
@@ -273,9 +287,22 @@ def culprit(
     if not seen.waits:
         return _standing(trainer, TRAINING_S, f"trainer: it does not finish step {demand.step + 1}")
     if failing:
-        return Culprit(BUSY_S, "every attempt of an episode fails: ", demand.last_failure)
+        return _failing(demand)
     found = _of_rollout(seen, phases, served) or _of_environment(seen)
     return found or _of_stages(seen)
+
+
+def _of_outside(seen: Evidence, *, failing: bool) -> Culprit:
+    """Who keeps a job whose episodes an outside endpoint answers."""
+    if failing:
+        return _failing(seen.demand)
+    if not seen.waits:
+        return Culprit(LOADING_S, "experience: no evaluation is open")
+    return _of_environment(seen) or _of_stages(seen)
+
+
+def _failing(demand: JobDemand) -> Culprit:
+    return Culprit(BUSY_S, "every attempt of an episode fails: ", demand.last_failure)
 
 
 def _standing(stands: Standing | None, bound_s: float, why: str) -> Culprit:
@@ -329,8 +356,16 @@ def _of_stages(seen: Evidence) -> Culprit:
     """What the episodes wait for."""
     bounds = {Phase.STEP: seen.step_s, Phase.SCORE: seen.score_s, Phase.LOAD: seen.load_s}
     stage = max(STAGES, key=lambda name: seen.waiting.get(name, 0.0))
+    if seen.outside:  # most of its episodes wait until those have been answered
+        asked = (Phase.REPEAT, Phase.GENERATE)
+        stage = next((name for name in asked if seen.waiting.get(name)), stage)
     if not seen.waiting.get(stage):
         return Culprit(BUSY_S, "environment: episodes are leased, and no worker has them")
+    if stage == Phase.REPEAT:
+        return Culprit(ABSENT_S, STAGES[stage], f"; {seen.refused}")
+    if seen.outside:
+        why = OUTSIDE.get(stage, STAGES[stage])
+        return Culprit(max(BUSY_S, bounds.get(stage, 0.0)), why)
     # The load of shared workers is not for those who read a job's reason.
     detail = _requests(seen.rollouts) if stage in (Phase.ROOM, Phase.GENERATE) else ""
     return Culprit(max(BUSY_S, bounds.get(stage, 0.0)), STAGES[stage], detail)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from paceline.api.tenants import Tenant
 from paceline.config.service import ControllerOptions
 from paceline.enums import JobState
-from paceline_controller.jobs.plan import LiveJob, pools_of
+from paceline_controller.jobs.plan import LiveJob, fixed_rollouts, pools_of
 
 Held = Mapping[str, Mapping[str, int]]
 
@@ -78,7 +78,7 @@ def schedule(
 def needs(job: LiveJob) -> int:
     """Minimum of rollout workers for a job to start."""
     bounds = job.spec.rollout.scaling
-    return job.spec.rollout.replicas if bounds is None else max(1, bounds.min_replicas)
+    return fixed_rollouts(job.spec) if bounds is None else max(1, bounds.min_replicas)
 
 
 def _queues(jobs: Iterable[LiveJob]) -> dict[str, list[LiveJob]]:

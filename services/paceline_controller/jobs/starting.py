@@ -13,7 +13,13 @@ from paceline.errors import PacelineError
 from paceline.telemetry.logs import Log
 from paceline.text import clipped
 from paceline_controller.jobs.observed import Observed
-from paceline_controller.jobs.plan import SERVED, LiveJob, pools_of, rollout_name
+from paceline_controller.jobs.plan import (
+    SERVED,
+    LiveJob,
+    fixed_rollouts,
+    pools_of,
+    rollout_name,
+)
 from paceline_controller.jobs.queue import Queue, schedule
 
 # Reasons set in one pass: a long queue must not delay everything else.
@@ -95,7 +101,7 @@ def held_by(
     found = {pool: running.get(name, 0) for pool, name in names.items()}
     if job.state in SERVED:
         if job.spec.rollout.scaling is None:
-            found[pools[0]] = max(found[pools[0]], job.spec.rollout.replicas)
+            found[pools[0]] = max(found[pools[0]], fixed_rollouts(job.spec))
         else:
             found = {pool: max(n, sizes.get(names[pool], 0)) for pool, n in found.items()}
     return found

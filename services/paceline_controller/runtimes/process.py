@@ -37,6 +37,7 @@ HEALTH_TIMEOUT_S = 1.0
 PROBE_TIMEOUT_S = 1.0
 STALE_S = 60.0
 LOAD_TIMEOUT_S = 3600.0
+_ASK_OUTSIDE = (WorkerKind.REWARD, WorkerKind.ENVIRONMENT)
 _HAVE_WEIGHTS = {WorkerKind.ROLLOUT, WorkerKind.TRAINER}
 Command = Callable[[Wanted, Path], Sequence[str]]
 
@@ -233,7 +234,7 @@ class ProcessRuntime:
                 options["engines"] = self._pools[wanted.pool].engines
         if wanted.kind is WorkerKind.ENVIRONMENT and self._worlds:
             options["worlds"] = self._worlds
-        if wanted.kind is WorkerKind.REWARD and self._endpoints:
+        if wanted.kind in _ASK_OUTSIDE and self._endpoints:
             options["endpoints"] = {
                 name: each.model_dump(mode="json") for name, each in self._endpoints.items()
             }

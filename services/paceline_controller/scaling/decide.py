@@ -11,7 +11,7 @@ from paceline.api.tenants import Tenant
 from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions
 from paceline.enums import WorkerKind
-from paceline_controller.jobs.plan import pools_of, rollout_name
+from paceline_controller.jobs.plan import fixed_rollouts, pools_of, rollout_name
 from paceline_controller.jobs.queue import PoolClaim
 from paceline_controller.scaling.entitle import WorkerDemand, entitled
 from paceline_controller.scaling.rollout import JobMemory, Target, size_job
@@ -112,7 +112,7 @@ def _held(job: JobSignals, sizes: Sizes, options: ControllerOptions) -> dict[str
     """Workers of a job in each pool."""
     names = pools_of(job.spec, options)
     if job.spec.rollout.scaling is None:
-        return {names[0]: job.spec.rollout.replicas}
+        return {names[0]: fixed_rollouts(job.spec)}
     return {name: sizes.get(rollout_name(job.job_id, name), 0) for name in names}
 
 
@@ -155,7 +155,7 @@ def _more(
 def _least(job: JobSignals) -> int:
     """Minimum number of workers of a job."""
     bounds = job.spec.rollout.scaling
-    return job.spec.rollout.replicas if bounds is None else bounds.min_replicas
+    return fixed_rollouts(job.spec) if bounds is None else bounds.min_replicas
 
 
 def _shares(
@@ -186,7 +186,7 @@ def _wants(
 ) -> dict[str, WorkerDemand]:
     """Demand by pool: minimum workers stay where they are; missing ones go to the first pool."""
     known = memory.jobs.get(job.job_id)
-    wish = known.wish if known else job.spec.rollout.replicas
+    wish = known.wish if known else fixed_rollouts(job.spec)
     must = _least(job)
     more = max(0, wish - sum(has.values()))
     found: dict[str, WorkerDemand] = {}

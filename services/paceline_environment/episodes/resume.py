@@ -27,7 +27,14 @@ class ResumePlan:
 
 def has_begun(progress: EpisodeProgress) -> bool:
     """Whether there is anything to resume, or to lose."""
-    return bool(progress.transcripts and progress.transcripts[0].tokens)
+    return any(each.tokens or each.replies for each in progress.transcripts[:1])
+
+
+def num_policy_tokens(progress: EpisodeProgress) -> int:
+    """Tokens that the policy has sampled, as far as they are known."""
+    first = progress.transcripts[0]
+    counted = sum(max(reply.completion_tokens, 0) for reply in first.replies)
+    return first.num_policy_tokens + counted
 
 
 def unread_turns(progress: EpisodeProgress) -> dict[int, tuple[int, ...]]:

@@ -14,7 +14,7 @@ async def texts_of(transcripts: Sequence[Transcript], group: GroupContext) -> tu
     Raises:
         PacelineError: as `JobTokenizer.turn_text`.
     """
-    if not transcripts:
+    if not transcripts or group.job.outside is not None:  # messages are text already
         return "", ""
     first = transcripts[0]
     num_prompt_tokens = first.num_prompt_tokens
@@ -22,4 +22,4 @@ async def texts_of(transcripts: Sequence[Transcript], group: GroupContext) -> tu
     if len(transcripts) == 1 and num_prompt_tokens + first.num_policy_tokens == len(first.tokens):
         return prompt, ""  # one turn, whose text is the response
     completion = first.tokens[num_prompt_tokens:]
-    return prompt, await group.job.tokenizer.turn_text(completion, keep_special=True)
+    return prompt, await group.job.tokens.turn_text(completion, keep_special=True)

@@ -22,7 +22,8 @@ class Pausing:
     """`pause` and `resume` of jobs, and `repair` of what a crash has left between the two writes.
 
     The ledger is written first: it alone knows whether the job is about to end. A ledger that is
-    paused without its record goes on with the next start of the trainer.
+    paused without its record goes on with the next start of the trainer; that of a job without
+    one, in which an outside endpoint answers, begins and goes on with `repair`.
     """
 
     def __init__(self, *, jobs: JobStore, ledgers: Ledgers, history: History) -> None:
@@ -96,11 +97,13 @@ class Pausing:
     async def repair(self) -> None:
         """Make ledgers follow the records of their jobs; call it every second or so."""
         for job_id, _, state in await self._jobs.states():
-            ledger = self._ledgers.peek(job_id)
-            if ledger is None or job_id not in self._ledgers.active:
+            entry = self._ledgers.active.get(job_id)
+            if entry is None:
                 continue
             with self._ledgers.isolate("cannot repair a pause", job_id):
-                await self._follow(job_id, state, ledger)
+                await self._follow(job_id, state, entry.ledger)
+                if entry.spec.model.endpoint is not None:
+                    await _begin(state, entry.ledger)
 
     async def _follow(self, job_id: str, state: JobState, ledger: JobLedger) -> None:
         pauses, stop = ledger.pauses, ledger.pauses.stop
@@ -110,3 +113,9 @@ class Pausing:
             await pauses.hold()
         if state is JobState.STARTING and pauses.over:
             await start(self._jobs, job_id)
+
+
+async def _begin(state: JobState, ledger: JobLedger) -> None:
+    """Begin a job that nothing has to be started for, once the controller has let it start."""
+    if state is JobState.STARTING or (state is JobState.RUNNING and not ledger.pauses.is_started):
+        await ledger.begin()

@@ -341,6 +341,16 @@ class JobLedger:
         core.work.fire()
         return published.policy_version()
 
+    async def begin(self) -> None:
+        """Begin, or go on after a pause, with a policy that nobody publishes: an endpoint's.
+
+        The ledger numbers a version for it, which stands for no weights. May be repeated.
+        """
+        async with self._core.transaction():
+            await self.pauses.admit_trainer()
+        await self.publish_version(incarnation=0, step=0, parent=-1, num_bytes=0)
+        await self._hooks.running()
+
     async def held_version(self) -> int:
         """The version at which eval workers are held; -1: none."""
         return self._evals.held_version()

@@ -70,6 +70,7 @@ class EpisodeSummary:
     inherited: int = 0  # policy tokens that it has from a sibling, and that are trained there
     status: ScoreStatus = ScoreStatus.OK  # of its score
     said: str = ""  # digest of its text, of an evaluated one whose reward names no answer
+    model: str = ""  # that an outside endpoint says has answered
 
     @property
     def own_tokens(self) -> int:
@@ -184,6 +185,8 @@ class EvalTotals:
     scores: dict[str, float] = field(default_factory=dict[str, float])  # of tasks, by name
     # Of the deviations of tasks from their mean, by name of the score and for `reward`.
     squares: dict[str, float] = field(default_factory=dict[str, float])
+    models: dict[str, int] = field(default_factory=dict[str, int])
+    """Samples by the model that an outside endpoint says has answered."""
 
 
 @dataclass(frozen=True, slots=True)

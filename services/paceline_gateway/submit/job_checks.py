@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.config import JobSpec
 from paceline.config.sections.model import ModelPlace, ModelSpec
-from paceline.errors import UnavailableError
+from paceline.errors import ConfigError, UnavailableError
 from paceline.fair_queue import FairThreads, QueueOwner
 from paceline.models.resolve import FoundModel, ModelResolver
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
@@ -62,6 +62,10 @@ class JobChecks:
             ConfigError: the model cannot be trained, or not by this job.
             UnavailableError: it cannot be read for now.
         """
+        if spec.model.place is ModelPlace.ENDPOINT:
+            if files:
+                raise ConfigError("files: with model.endpoint; nothing of the model is read here")
+            return spec, {}
         owner = QueueOwner(tenant)
         if files:
             files = await self._readers.run(owner, partial(check_files, files, source="files"))

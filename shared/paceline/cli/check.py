@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,8 @@ def read_job(path: Path, overrides: list[str], data: Path | None = None) -> JobS
     if spec.code is not None and spec.code.path:
         found = str(_place(path.parent, spec.code.path))
         spec = spec.model_copy(update={"code": spec.code.model_copy(update={"path": found})})
+    if spec.model.endpoint is not None:
+        return spec
     for near in (Path(), path.parent):
         if is_folder(folder := _place(near, spec.model.path)):
             model = spec.model.model_copy(update={"path": str(folder)})
@@ -149,16 +151,25 @@ def check_all(spec: JobSpec, allowed: AllowedTargets) -> None:
         raise ConfigError(found.message)
 
 
-def check_endpoints(spec: JobSpec, file: Path | None) -> None:
-    """Raise `ConfigError` for judges whose server is not in the `endpoints` of a file."""
-    known = sorted(load(EndpointsFile, file).endpoints) if file is not None else []
-    for index, part in enumerate(spec.reward):
-        name = part.options.get("endpoint", _JUDGE)
-        if part.kind == _JUDGE and name not in known:
+def check_endpoints(spec: JobSpec, file: Path | None, *, also: Iterable[str] = ()) -> None:
+    """Raise `ConfigError` for a server that is asked, and is not in the `endpoints` of a file.
+
+    `also`: names of further ones.
+    """
+    known = sorted({*also, *(load(EndpointsFile, file).endpoints if file is not None else ())})
+    for field, name in _asked(spec):
+        if name not in known:
             where = f"{file}; there: {', '.join(known)}" if file else "a file for --endpoints"
-            raise ConfigError(
-                f"reward.{index}.endpoint: {name!r} is not one of `endpoints` in {where}"
-            )
+            raise ConfigError(f"{field}: {name!r} is not one of `endpoints` in {where}")
+
+
+def _asked(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """The servers that a job asks, after their fields."""
+    if spec.model.endpoint is not None:
+        yield "model.endpoint.name", spec.model.endpoint.name
+    for index, part in enumerate(spec.reward):
+        if part.kind == _JUDGE:
+            yield f"reward.{index}.endpoint", part.options.get("endpoint", _JUDGE)
 
 
 def override(text: str, *, option: str = "--set") -> tuple[str, Any]:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 from argparse import Namespace
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from paceline.config import JobSpec, parse_job
 from paceline.config.limits import LimitSettings
 from paceline.config.load import load, validate
 from paceline.config.precision import with_dtype
+from paceline.config.sections.endpoints import EndpointSettings
 from paceline.config.service import (
     EndpointsFile,
     LimitsFile,
@@ -142,8 +143,10 @@ def collect(run_dir: Path, job: JobView) -> None:
 
 
 @contextlib.contextmanager
-def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
-    """Run all services for the duration of the context.
+def running(
+    run_dir: Path, arguments: Namespace, *, endpoints: Mapping[str, EndpointSettings] | None = None
+) -> Generator[Local]:
+    """Run all services for the duration of the context; `endpoints` replace those of the file.
 
     Files that they, the store and their children create are readable by the owner only.
     """
@@ -154,7 +157,7 @@ def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
         http_port=arguments.port,
         store_url=arguments.store,
         tracing=_tracing(arguments),
-        options=_options(arguments),
+        options=_options(arguments, endpoints),
         limits=_limits(arguments),
         tokenizers=TokenizerSettings(run_in=arguments.tokenizers),
         models=models_of(arguments),
@@ -173,7 +176,9 @@ def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _options(arguments: Namespace) -> dict[WorkerKind, dict[str, Any]]:
+def _options(
+    arguments: Namespace, endpoints: Mapping[str, EndpointSettings] | None
+) -> dict[WorkerKind, dict[str, Any]]:
     files = (
         (PoolsFile, arguments.pools),
         (WorldsFile, arguments.worlds),
@@ -183,6 +188,10 @@ def _options(arguments: Namespace) -> dict[WorkerKind, dict[str, Any]]:
     for model, path in files:
         if path is not None:
             found |= load(model, path).model_dump(mode="json")
+    if endpoints is not None:
+        found["endpoints"] = {
+            name: each.model_dump(mode="json") for name, each in endpoints.items()
+        }
     folders = EVERYWHERE if arguments.data_folders is None else arguments.data_folders
     experience = {"data_folders": [_whole(each) for each in folders]} if folders else {}
     return {WorkerKind.EXPERIENCE: experience, WorkerKind.CONTROLLER: found}

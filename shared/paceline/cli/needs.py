@@ -16,6 +16,8 @@ _MAX_FIELDS = 3
 
 def needs(spec: JobSpec) -> list[MemoryNeed]:
     """What the processes of a job need; empty: the model is not on this machine, or unknown."""
+    if spec.model.endpoint is not None:
+        return []
     size = size_of(Path(spec.model.path))
     return [] if size is None else needs_of(with_dtype(spec, "auto"), size)
 

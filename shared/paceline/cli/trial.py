@@ -26,7 +26,7 @@ from paceline.config.lifecycle.stopping import StopSpec
 from paceline.config.precision import with_dtype
 from paceline.config.sections.model import ModelPlace, ModelSettings, ModelSpec
 from paceline.enums import JobState, Purpose, ScoreStatus, TokenSource
-from paceline.errors import StateError
+from paceline.errors import InvalidError, StateError
 from paceline.models.resolve import ModelResolver
 from paceline.text import visible
 from paceline.tokens.chat import Tokenizer
@@ -47,6 +47,10 @@ def try_job(arguments: Namespace) -> int:
     wanted: int = arguments.episodes
     job = read_job(arguments.job_file, arguments.overrides, arguments.data)
     spec = trial_of(with_dtype(job, "auto"), wanted)
+    if spec.model.endpoint is not None:
+        raise InvalidError(
+            "model.endpoint: try it with `paceline eval NAME -f JOB.yaml --tasks 4` instead"
+        )
     check_endpoints(spec, arguments.endpoints)
     check_all(spec, allowed_targets(arguments))
     console = SafeConsole()

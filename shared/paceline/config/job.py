@@ -17,6 +17,7 @@ from paceline.config.recipes import MAX_RECIPES
 from paceline.config.sections.checkpoints import CheckpointSpec
 from paceline.config.sections.lora import LoraSpec
 from paceline.config.sections.model import ModelSpec
+from paceline.config.sections.outside import outside_problem
 from paceline.config.sections.rollout import RolloutSpec, Threads
 from paceline.config.sections.samples import KeptSamplesSpec
 from paceline.config.tracking import TrackingSpec
@@ -272,8 +273,9 @@ class JobSpec(StrictModel):
     name: Name
     """Lower-case letters, digits and hyphens; need not be unique."""
     kind: Literal["train", "eval"] = "train"
-    """`eval`: nothing is trained. The weights of `model`, or of the checkpoint that `fork` names,
-    are measured by `eval` and `evals`, all episodes are kept, and the job is over."""
+    """`eval`: nothing is trained. The weights of `model`, those of the checkpoint that `fork`
+    names, or what answers at `model.endpoint` is measured by `eval` and `evals`, all episodes are
+    kept, and the job is over."""
     tenant: Name = "default"
     """Owner of the job; tokens of a tenant submit for that tenant only."""
     recipe: tuple[Annotated[str, Field(max_length=KIND_CHARS)], ...] = Field(
@@ -387,6 +389,12 @@ class JobSpec(StrictModel):
             )
         if not (self.trains or episodes):
             raise ValueError("eval: a job of kind eval needs it, or one of `evals`")
+        return self
+
+    @model_validator(mode="after")
+    def _endpoint_is_only_measured(self) -> JobSpec:
+        if problem := outside_problem(self):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

@@ -271,7 +271,7 @@ class ControllerOptions(StrictModel):
     worlds: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Process runtime: `worlds` of the environment workers it starts."""
     endpoints: dict[str, EndpointSettings] = Field(default_factory=dict)
-    """Process runtime: `endpoints` of the reward workers it starts."""
+    """Process runtime: `endpoints` of the reward and environment workers it starts."""
     scaling: ScalingOptions = ScalingOptions()
     backfill_after_s: float = Field(default=600.0, ge=0)
     """How long smaller jobs may overtake a queued one; then freed capacity is kept for it."""
@@ -379,6 +379,9 @@ class EnvironmentOptions(StrictModel):
     worlds: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """The installation's settings of environments, by name: which servers and packages jobs may
     use. See docs/environment-adapters.md; the job's options are in its `tasks.options`."""
+    endpoints: dict[str, EndpointSettings] = Field(default_factory=dict)
+    """Servers whose models jobs may measure, by the name that job files give
+    (`model.endpoint.name`). See docs/evaluate-and-collect.md."""
     prefix_worth: float = Field(default=16.0, ge=0)
     """Tokens in flight that one cached prefix token outweighs when a rollout worker is chosen."""
 

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import AfterValidator, Field
+
+_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            "is the name of a server, with letters, digits, '.', '_' and '-'; its URL belongs into "
+            "the operator's `endpoints`, as base_url (`--endpoints FILE` of paceline run, try, up)"
+        )
+    return name
+
+
+EndpointName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_check_name)]
 
 
 class Endpoints(Protocol):

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 
 from paceline.errors import InvalidError, UnavailableError
 from paceline.plugins import Endpoints, RegularExpression, RewardInput, declares
+from paceline.plugins.endpoints import EndpointName
 from paceline.types import Score
 
 PROMPT = """Judge the answer to the question below.
@@ -31,7 +32,6 @@ Score: N
 where N is from 0 (wrong) to 10 (entirely correct)."""
 PATTERN = r"(?i)score\W{0,8}(?P<score>[-+]?\d+(?:\.\d+)?)"
 _PLACE = re.compile(r"\{(\w+)\}")
-_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 _REPLY_CHARS = 20_000
 _PATTERN_S = 0.5
 _DETAIL_CHARS = 300
@@ -43,16 +43,6 @@ def _template(text: str) -> str:
     return text
 
 
-def _endpoint(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(
-            "is the name of a server, with letters, digits, '.', '_' and '-'; its URL belongs into "
-            "the operator's `endpoints`, as base_url (`--endpoints FILE` of paceline run, try, up)"
-        )
-    return name
-
-
-Endpoint = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_endpoint)]
 Template = Annotated[str, Field(max_length=100_000), AfterValidator(_template)]
 Scale = tuple[Annotated[float, Field(ge=-1e6, le=1e6)], Annotated[float, Field(ge=-1e6, le=1e6)]]
 
@@ -63,7 +53,7 @@ async def judge(
     *,
     endpoints: Endpoints,
     model: Annotated[str, Field(min_length=1, max_length=200)],
-    endpoint: Endpoint = "judge",
+    endpoint: EndpointName = "judge",
     prompt: Template = PROMPT,
     system: Annotated[str, Field(max_length=100_000)] = "",
     pattern: Annotated[str, RegularExpression()] = PATTERN,

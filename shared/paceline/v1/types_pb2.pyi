@@ -328,6 +328,46 @@ class StepMark(_message.Message):
 Global___StepMark: _TypeAlias = StepMark  # noqa: Y015
 
 @_typing.final
+class Reply(_message.Message):
+    """A turn that an outside endpoint has taken; of its tokens at most their number is known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    REWARD_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """as the environment is given it"""
+    model: _builtins.str
+    """that the endpoint says has answered"""
+    finish_reason: _builtins.str
+    prompt_tokens: _builtins.int
+    """as the endpoint counts them; -1: it has not said"""
+    completion_tokens: _builtins.int
+    reward: _builtins.float
+    """of the environment"""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        model: _builtins.str = ...,
+        finish_reason: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+        reward: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "finish_reason", b"finish_reason", "model", b"model", "prompt_tokens", b"prompt_tokens", "reward", b"reward", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reply: _TypeAlias = Reply  # noqa: Y015
+
+@_typing.final
 class Transcript(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -339,11 +379,15 @@ class Transcript(_message.Message):
     PARENT_FIELD_NUMBER: _builtins.int
     BRANCH_TOKEN_FIELD_NUMBER: _builtins.int
     ORIGINAL_PROMPT_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    REPLIES_FIELD_NUMBER: _builtins.int
     parent: _builtins.int
     """-1: none"""
     branch_token: _builtins.int
     original_prompt: _builtins.bool
     """The prompt is the task's own, not the one that the policy was shown when it sampled."""
+    messages: _builtins.str
+    """Of an outside endpoint, instead of tokens: all messages, as JSON, and who took which turn."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -358,6 +402,8 @@ class Transcript(_message.Message):
 
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepMark]: ...
+    @_builtins.property
+    def replies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reply]: ...
     def __init__(
         self,
         *,
@@ -369,10 +415,12 @@ class Transcript(_message.Message):
         parent: _builtins.int = ...,
         branch_token: _builtins.int = ...,
         original_prompt: _builtins.bool = ...,
+        messages: _builtins.str = ...,
+        replies: _abc.Iterable[Global___Reply] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch_token", b"branch_token", "logprobs", b"logprobs", "original_prompt", b"original_prompt", "parent", b"parent", "spans", b"spans", "steps", b"steps", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch_token", b"branch_token", "logprobs", b"logprobs", "messages", b"messages", "original_prompt", b"original_prompt", "parent", b"parent", "replies", b"replies", "spans", b"spans", "steps", b"steps", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -822,6 +870,7 @@ class WorkerPhase(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     LONGEST_S_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     number: _builtins.int
     """of the version or step that it is for; -1: none"""
@@ -833,6 +882,8 @@ class WorkerPhase(_message.Message):
     """in shared workers; empty: the worker's own"""
     longest_s: _builtins.float
     """that such a phase has lasted lately in this process; 0: unknown"""
+    detail: _builtins.str
+    """what another side said last, such as an endpoint that refuses requests"""
     def __init__(
         self,
         *,
@@ -842,10 +893,11 @@ class WorkerPhase(_message.Message):
         total: _builtins.float = ...,
         job_id: _builtins.str = ...,
         longest_s: _builtins.float = ...,
+        detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "job_id", b"job_id", "longest_s", b"longest_s", "name", b"name", "number", b"number", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "done", b"done", "job_id", b"job_id", "longest_s", b"longest_s", "name", b"name", "number", b"number", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,10 +19,10 @@ from paceline.errors import ConfigError
 from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.plugins import RewardInput
 from paceline.testing.rewards import item
+from paceline.transport.endpoints import WorkerEndpoints
 from paceline.types import Score
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.servers.chat import Reply, chat, serving
-from paceline_reward.endpoints import WorkerEndpoints
 from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.scorer import Scorer
 

@@ -246,7 +246,7 @@ class Evals:
         totals = self._with_totals(run, measured).totals
         of = self._core.state.versions.get(run.version)
         result = _result(run, totals, self._core.clock.now(), samples=samples)
-        result["weights"] = of.digest if of is not None else ""
+        result |= self._policy(run, totals, of)
         if self._sets[run.name].majority_at and totals.measured:
             result["text_vote_share"] = totals.texts / (totals.measured * samples)
         standing = self._standing(run, totals, complete=result["complete"])
@@ -272,6 +272,12 @@ class Evals:
         await self._groups.free(unlisted)
         if then:
             self._core.work.fire()
+
+    def _policy(self, run: EvalRun, totals: EvalTotals, of: Publication | None) -> dict[str, Any]:
+        """What was measured: weights, or what an endpoint says has answered."""
+        if self._core.spec.model.endpoint is None:
+            return {"version": run.version, "weights": of.digest if of is not None else ""}
+        return {"endpoint": self._core.spec.model.endpoint.name, "models": totals.models}
 
     def _standing(self, run: EvalRun, totals: EvalTotals, *, complete: bool) -> EvalStanding:
         count = totals.measured
@@ -362,7 +368,6 @@ def _result(run: EvalRun, totals: EvalTotals, now: float, *, samples: int) -> di
     episodes = count * samples
     return {
         "step": run.step,
-        "version": run.version,
         **({"set": run.name} if run.name else {}),
         "reward": totals.reward / count if count else None,
         **means(totals.scores, count),

@@ -11,6 +11,7 @@ from paceline.enums import ScoreStatus
 from paceline_experience.ledger.records import EpisodeSummary, EvalTotals
 
 REWARD = "reward"  # its name among the scores
+MAX_MODELS, OTHERS = 16, "others"  # names of models that are counted one by one; and the rest
 
 
 def pass_at(n: int, c: int, k: int) -> float:
@@ -67,7 +68,17 @@ def added(
         texts=totals.texts + sum(not s.answer and bool(s.said) for each in found for s in each),
         scores=scores,
         squares=squares,
+        models=_models(totals.models, (s.model for each in found for s in each)),
     )
+
+
+def _models(before: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
+    """Samples by the model that has answered, of so many models: an endpoint may say anything."""
+    found = dict(before)
+    for name in filter(None, names):
+        name = name if name in found or len(found) < MAX_MODELS else OTHERS
+        found[name] = found.get(name, 0) + 1
+    return found
 
 
 def _spread(squares: float, total: float, count: int, value: float) -> float:

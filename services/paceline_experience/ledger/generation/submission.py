@@ -22,6 +22,7 @@ from paceline_experience.tenancy.quotas import JobLimits
 ANSWER_BYTES = 256
 Submitted = Trajectory | pb.Trajectory | bytes
 """An episode's trajectory, or its message, or the bytes of that."""
+MODEL_BYTES = 128
 _STATUSES = wire.members_of(ScoreStatus, pb.ScoreStatus.DESCRIPTOR)
 MAX_TURNS = 64  # of which the outcome is kept, for allocators
 
@@ -108,6 +109,23 @@ def _turns(transcripts: Sequence[pb.Transcript]) -> tuple[tuple[int, float, int]
     return tuple((s.end, 0.0, 0) for s in transcripts[0].spans if s.source == policy)[:MAX_TURNS]
 
 
+def num_sampled(transcript: pb.Transcript) -> int:
+    """Policy tokens; those of an outside endpoint as far as it has counted them."""
+    counted = sum(max(reply.completion_tokens, 0) for reply in transcript.replies)
+    return len(transcript.logprobs) + counted
+
+
+def num_tokens(transcript: pb.Transcript) -> int:
+    """All tokens; those of an outside endpoint as it has counted them for its last reply."""
+    counts = (n for r in transcript.replies[-1:] for n in (r.prompt_tokens, r.completion_tokens))
+    return len(transcript.tokens) + sum(max(count, 0) for count in counts)
+
+
+def _answering(transcripts: Sequence[pb.Transcript]) -> str:
+    """The model that an outside endpoint says has given the last reply."""
+    return next((r.model for t in transcripts for r in reversed(t.replies)), "")
+
+
 def _said(message: pb.Trajectory) -> str:
     """The digest of what an evaluated episode said, if its reward has named no answer of it.
 
@@ -149,8 +167,8 @@ def submission(
         attempt=message.attempt,
         reward=score.reward,
         truncated=message.truncated,
-        policy_tokens=sum(len(t.logprobs) for t in transcripts),
-        tokens=sum(len(t.tokens) for t in transcripts),
+        policy_tokens=sum(map(num_sampled, transcripts)),
+        tokens=sum(map(num_tokens, transcripts)),
         oldest_version=min(versions, default=-1),
         num_bytes=len(payload),
         answer=clipped(score.normalised_answer, ANSWER_BYTES),
@@ -159,5 +177,6 @@ def submission(
         inherited=sum(map(inherited, transcripts)) if waves else 0,
         status=_STATUSES.get(score.status, ScoreStatus.OK),
         said=_said(message),
+        model=clipped(_answering(transcripts), MODEL_BYTES),
     )
     return Submission(Report(*key, Verdict.OK, result=result), payload, message)

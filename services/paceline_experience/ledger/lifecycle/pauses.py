@@ -35,9 +35,14 @@ class Pauses:
         return self._core.state.stop
 
     @property
+    def is_started(self) -> bool:
+        """Whether there has been a version; a store that was rolled back may have lost it."""
+        return self._core.state.meta.started is not None
+
+    @property
     def over(self) -> bool:
         """Whether a version is there that can be sampled with."""
-        return self._core.state.meta.started is not None and not self.begun
+        return self.is_started and not self.begun
 
     @property
     def held(self) -> bool:

@@ -16,6 +16,7 @@ from paceline.errors import InvalidError
 from paceline.types import Trajectory
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.context import LedgerContext
+from paceline_experience.ledger.generation.submission import num_sampled, num_tokens
 from paceline_experience.ledger.stored.samples import KeptSamples, PayloadNote
 from paceline_experience.ledger.trajectories import step_of
 from paceline_experience.store.payloads import PayloadStore, unpack
@@ -183,8 +184,8 @@ class EpisodeListing:
             truncated=message.truncated,
             advantage=float(note.advantage) if note.advantage else None,
             age=age,
-            tokens=sum(len(t.tokens) for t in message.transcripts),
-            policy_tokens=sum(len(t.logprobs) for t in message.transcripts),
+            tokens=sum(map(num_tokens, message.transcripts)),
+            policy_tokens=sum(map(num_sampled, message.transcripts)),
             turns=_turns(message.transcripts),
             oldest_version=oldest,
             newest_version=max(versions, default=-1),
@@ -198,4 +199,5 @@ class EpisodeListing:
 
 def _turns(transcripts: Sequence[pb.Transcript]) -> int:
     policy = wire.number_of(TokenSource.POLICY)
-    return sum(span.source == policy for t in transcripts for span in t.spans)
+    replies = sum(len(t.replies) for t in transcripts)
+    return replies + sum(span.source == policy for t in transcripts for span in t.spans)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.cli.check import override, read_job
 from paceline.cli.lifecycle import merged, nested
+from paceline.cli.measure.outside import name_of
 from paceline.config import JobSpec, parse_job
 from paceline.config.documents import read_yaml
 from paceline.config.evaluation import DAY_S
@@ -19,6 +20,7 @@ from paceline.errors import InvalidError
 _JOB = re.compile(r"(?P<job>[a-z0-9][a-z0-9-]*-[0-9a-f]{6})(@(?P<step>latest|best|[0-9]+))?")
 _TIMEOUT_S = 7 * DAY_S  # every task counts, however slow the machine is
 _NAME_CHARS = 40
+_OF_ENDPOINT = "model.endpoint."
 Fields = dict[str, Any]
 # Of a job file that was written for training: nobody waits for the end of this job.
 _DROPPED: Fields = {
@@ -53,22 +55,36 @@ def of_model(arguments: Namespace, model: str) -> JobSpec:
     Raises:
         InvalidError: neither a file nor an environment is given.
     """
-    path = str(Path(model).resolve()) if is_folder(Path(model)) else model
     if arguments.file is not None:
-        base = read_job(arguments.file, arguments.overrides, arguments.data)
+        later = [each for each in arguments.overrides if each.startswith(_OF_ENDPOINT)]
+        first = [each for each in arguments.overrides if each not in later]
+        base = read_job(arguments.file, first, arguments.data)
         fields: Fields = base.model_dump(mode="json", by_alias=True)
-        fields["model"] = {**fields["model"], "path": path, "revision": "", "digest": ""}
-        return parse_job(_measured(fields, arguments))
+        fields["model"] = _model(arguments, model, fields["model"])
+        if fields["model"]["endpoint"] is not None:
+            fields["rollout"]["scaling"] = None  # no worker is started
+        return parse_job(_overridden(_measured(fields, arguments), later))
     if not arguments.env:
         raise InvalidError("--env: is missing; name an environment, or a job file with -f")
     fields = {
         "name": _slug(model),
-        "model": {"path": path},
+        "model": _model(arguments, model, {}),
         "tasks": {"environment": arguments.env},
         "reward": [{"kind": "environment"}],
         "eval": {},
     }
-    return parse_job(_overridden(_measured(fields, arguments), arguments))
+    return parse_job(_overridden(_measured(fields, arguments), arguments.overrides))
+
+
+def _model(arguments: Namespace, model: str, before: Fields) -> Fields:
+    """The model of the job: files, or a name at the endpoint that is given or that the job has."""
+    pinned = {"revision": "", "digest": ""}
+    endpoint: Fields | None = before.get("endpoint")
+    if arguments.endpoint:
+        endpoint = {**(endpoint or {}), "name": name_of(arguments)}
+    elif is_folder(Path(model)):
+        model, endpoint = str(Path(model).resolve()), None
+    return {**before, **pinned, "path": model, "endpoint": endpoint}
 
 
 def of_job(arguments: Namespace, target: EvalTarget, parent: Mapping[str, Any]) -> JobSpec:
@@ -82,7 +98,7 @@ def of_job(arguments: Namespace, target: EvalTarget, parent: Mapping[str, Any]) 
         step: int | str = int(target.step) if target.step.isdecimal() else target.step
         fork = {"job": target.job, "step": step}
     measured = _measured(fields, arguments) | {"fork": fork}
-    return parse_job(_overridden(measured, arguments))
+    return parse_job(_overridden(measured, arguments.overrides))
 
 
 def _measured(fields: Fields, arguments: Namespace) -> Fields:
@@ -131,8 +147,8 @@ def _set(base: Mapping[str, Any], arguments: Namespace, temperature: float) -> F
     return found
 
 
-def _overridden(fields: Fields, arguments: Namespace) -> Fields:
-    for field, value in map(override, arguments.overrides):
+def _overridden(fields: Fields, overrides: Sequence[str]) -> Fields:
+    for field, value in map(override, overrides):
         fields = merged(fields, nested(field, value))
     return fields
 

@@ -37,7 +37,18 @@ def _add_what(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "target",
         metavar="MODEL|JOB[@STEP]",
-        help="a folder, a model of the hub, or the checkpoint of a job: JOB, JOB@120, JOB@best",
+        help="a folder, a model of the hub, or the checkpoint of a job: JOB, JOB@120, JOB@best; "
+        "with --endpoint the name of the model there",
+    )
+    made.add_argument(
+        "--endpoint",
+        default="",
+        metavar="URL|NAME",
+        help="OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1, or one of "
+        "the installation's `endpoints`",
+    )
+    made.add_argument(
+        "--key-env", default="", metavar="VARIABLE", help="where the API key of that URL is"
     )
     made.add_argument(
         "-f", "--file", type=Path, metavar="YAML", help="job file with environment and reward"

@@ -13,6 +13,7 @@ DEVIATIONS = 1.96
 """Standard errors on either side of a mean that the 95 % interval reaches."""
 _SHARES = ("truncated_share", "parse_error_share", "timeout_share", "text_vote_share")
 _CONFIG = ("tasks", "samples", "temperature", "pass_reward", "seed", "options", "source")
+_MEASURED = ("version", "weights", "endpoint", "models")
 Row = Mapping[str, Any]
 
 
@@ -68,7 +69,7 @@ def _values(row: Row) -> Iterator[tuple[str, Any]]:
         if found is not None:
             yield f"{name}_stderr", row["stderr"][name]
             yield f"{name}_ci95", list(found)
-    for name in (*_SHARES, "tokens", "response_tokens_mean", "version", "weights", "complete"):
+    for name in (*_SHARES, "tokens", "response_tokens_mean", *_MEASURED, "complete"):
         if name in row:
             yield name, row[name]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +19,13 @@ Decode = Callable[[Sequence[int]], str]
 Row = dict[str, Any]
 Place = tuple[str, int, int, int]
 FORMATS = (".jsonl", ".parquet")
+# What only workers of the installation know, and what only an outside endpoint says.
+_OF_TOKENS = (
+    *("prompt_ids", "completion_ids", "completion_mask"),
+    *("logprobs", "versions", "version"),
+)
+_OF_MESSAGES = ("messages", "model", "finish_reason", "prompt_tokens", "completion_tokens")
+_UNKNOWN: Mapping[str, Any] = dict.fromkeys(("prompt", "completion", *_OF_TOKENS, *_OF_MESSAGES))
 
 
 def check_path(path: Path) -> None:
@@ -44,13 +51,7 @@ def rows_of(episode: Trajectory, *, job_id: str, decode: Decode) -> Iterator[tup
 
 def _row(episode: Trajectory, transcript: Transcript, place: Place, decode: Decode) -> Row:
     name, task, sample, number = place
-    sampled = [span for span in transcript.spans if span.source is TokenSource.POLICY]
-    start = transcript.num_prompt_tokens
-    prompt, completion = transcript.tokens[:start], transcript.tokens[start:]
-    mask = [0] * len(completion)
-    for span in sampled:
-        mask[span.start - start : span.end - start] = [1] * (span.end - span.start)
-    logprobs, versions = iter(transcript.logprobs), _spread(transcript.versions)
+    said = chat_of(transcript) if transcript.messages else tokens_of(transcript, decode)
     score = episode.score
     return {
         "set": name or "eval",
@@ -58,6 +59,29 @@ def _row(episode: Trajectory, transcript: Transcript, place: Place, decode: Deco
         "task_id": episode.task_id,
         "sample": sample,
         "transcript": number,
+        **_UNKNOWN,
+        **said,
+        "reward": score.reward,
+        "parts": dict(score.parts),
+        "status": str(score.status),
+        "answer": score.normalised_answer,
+        "truncated": episode.truncated,
+        "seed": episode.sampling.seed,
+        "temperature": episode.sampling.temperature,
+        "group_id": episode.group_id,
+    }
+
+
+def tokens_of(transcript: Transcript, decode: Decode) -> Row:
+    """What workers of the installation have sampled, token by token."""
+    sampled = [span for span in transcript.spans if span.source is TokenSource.POLICY]
+    start = transcript.num_prompt_tokens
+    prompt, completion = transcript.tokens[:start], transcript.tokens[start:]
+    mask = [0] * len(completion)
+    for span in sampled:
+        mask[span.start - start : span.end - start] = [1] * (span.end - span.start)
+    logprobs, versions = iter(transcript.logprobs), _spread(transcript.versions)
+    return {
         "prompt": decode(prompt),
         "completion": decode(completion),
         "prompt_ids": list(prompt),
@@ -65,16 +89,34 @@ def _row(episode: Trajectory, transcript: Transcript, place: Place, decode: Deco
         "completion_mask": mask,
         "logprobs": [next(logprobs) if each else None for each in mask],
         "versions": [next(versions) if each else None for each in mask],
-        "reward": score.reward,
-        "parts": dict(score.parts),
-        "status": str(score.status),
-        "answer": score.normalised_answer,
-        "truncated": episode.truncated,
         "version": transcript.oldest_version,
-        "seed": episode.sampling.seed,
-        "temperature": episode.sampling.temperature,
-        "group_id": episode.group_id,
     }
+
+
+def chat_of(transcript: Transcript) -> Row:
+    """What an outside endpoint has answered: messages, whose tokens are not known."""
+    messages: list[dict[str, Any]] = json.loads(transcript.messages)
+    replies = transcript.replies
+    own = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
+    start = own[-len(replies)] if 0 < len(replies) <= len(own) else len(messages)
+    texts = [each["content"] for each in messages]
+    for place, reply in zip(own[-len(replies) :], replies, strict=False):
+        texts[place] = reply.text
+    last = replies[-1] if replies else None
+    return {
+        "prompt": "\n\n".join(texts[:start]),
+        "completion": "\n\n".join(texts[start:]),
+        "messages": messages,
+        "model": last.model if last else None,
+        "finish_reason": last.finish_reason if last else None,
+        "prompt_tokens": _sum_known([reply.prompt_tokens for reply in replies]),
+        "completion_tokens": _sum_known([reply.completion_tokens for reply in replies]),
+    }
+
+
+def _sum_known(counts: Sequence[int]) -> int | None:
+    """Null if the endpoint has left one out."""
+    return None if any(count < 0 for count in counts) else sum(counts)
 
 
 def _spread(runs: Iterable[VersionRun]) -> Iterator[int]:
@@ -163,12 +205,24 @@ def _write_parquet(batches: Iterable[list[bytes]], path: Path) -> None:
         "completion_mask": arrow.list_(arrow.int8()),
         "logprobs": arrow.list_(real),
         "versions": arrow.list_(whole),
+        "version": whole,
+        "messages": arrow.list_(
+            arrow.struct(
+                [
+                    *(("role", text), ("content", text)),
+                    *(("tool_call_id", text), ("tool_calls", text)),
+                ]
+            )
+        ),
+        "model": text,
+        "finish_reason": text,
+        "prompt_tokens": whole,
+        "completion_tokens": whole,
         "reward": real,
         "parts": arrow.map_(text, real),
         "status": text,
         "answer": text,
         "truncated": arrow.bool_(),
-        "version": whole,
         "seed": whole,
         "temperature": real,
         "group_id": text,
@@ -179,4 +233,11 @@ def _write_parquet(batches: Iterable[list[bytes]], path: Path) -> None:
             rows = [json.loads(line) for line in batch]
             for row in rows:
                 row["parts"] = list(row["parts"].items())
+                row["messages"] = row["messages"] and [*map(_as_columns, row["messages"])]
             writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+
+
+def _as_columns(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls of tools, with arguments of any form, are JSON."""
+    calls = message.get("tool_calls")
+    return message if calls is None else {**message, "tool_calls": json.dumps(calls)}

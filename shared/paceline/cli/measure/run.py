@@ -14,6 +14,7 @@ from paceline.api.documents import JobView
 from paceline.cli.check import allowed_targets, check, check_endpoints
 from paceline.cli.local import running
 from paceline.cli.measure.job import EvalTarget, of_job, of_model, target_of
+from paceline.cli.measure.outside import check_here, servers_of
 from paceline.cli.measure.results import document, table_of
 from paceline.cli.measure.rows import RowFile, check_path, rows_of
 from paceline.cli.progress import follow
@@ -63,7 +64,7 @@ def generate(arguments: Namespace) -> int:
 
 def _measured(client: Client, arguments: Namespace) -> JobView:
     """Submit the job and follow it to its end."""
-    target = target_of(arguments.target)
+    target = _target(arguments)
     spec = _spec(client, arguments, target)
     job_id = client.submit(spec).status.job_id
     try:
@@ -79,23 +80,47 @@ def _spec(client: Client, arguments: Namespace, target: EvalTarget) -> JobSpec:
         return of_job(arguments, target, client.get(target.job).spec)
     spec = with_dtype(of_model(arguments, target.model), "auto")
     check(spec, allowed_targets(arguments))
-    check_endpoints(spec, arguments.endpoints)
+    if not _running_url(arguments):
+        check_endpoints(spec, arguments.endpoints, also=servers_of(arguments))
     return spec
+
+
+def _target(arguments: Namespace) -> EvalTarget:
+    """At an endpoint every name is one of a model."""
+    if arguments.endpoint:
+        return EvalTarget(model=arguments.target)
+    return target_of(arguments.target)
+
+
+def _running_url(arguments: Namespace) -> str | None:
+    """The gateway that is named, or runs already in a run directory."""
+    if named := named_url(arguments):
+        return named
+    run_dir = _run_dir(arguments)
+    return None if run_dir is None else live_url(run_dir)
+
+
+def _run_dir(arguments: Namespace) -> Path | None:
+    is_job = bool(_target(arguments).job)
+    return run_dir_of(arguments) if is_job else named_run_dir(arguments)
 
 
 @contextmanager
 def _client(arguments: Namespace) -> Generator[Client]:
     """A client of the gateway that is named or runs already, else of one that is started here."""
-    named = named_url(arguments)
-    is_job = bool(target_of(arguments.target).job)
-    run_dir = run_dir_of(arguments) if is_job else named_run_dir(arguments)
-    if named or (run_dir is not None and live_url(run_dir)):
+    if _running_url(arguments):
+        if arguments.endpoint:
+            check_here(arguments)
         with client_of(arguments) as client:
             yield client
         return
+    servers = servers_of(arguments)
     with tempfile.TemporaryDirectory(prefix="paceline-eval-") as name:
-        place = run_dir or Path(name)
-        with running(place, arguments) as local, Client(local.url, token=local.token) as client:
+        place = _run_dir(arguments) or Path(name)
+        with (
+            running(place, arguments, endpoints=servers) as local,
+            Client(local.url, token=local.token) as client,
+        ):
             yield client
 
 
@@ -147,6 +172,8 @@ def _decoder(client: Client, job: JobView) -> Callable[[Sequence[int]], str]:
     Raises:
         InvalidError: it has none.
     """
+    if job.spec["model"].get("endpoint"):
+        return lambda _: ""  # there are no tokens
     files = tokenizer_files(client, job)
     if not files:
         raise InvalidError(f"job {job.status.job_id} has no tokenizer to decode its tokens with")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ HEAT = (
 )
 VERSIONS = ("green", "yellow", "cyan", "magenta", "blue", "dark_orange")
 _NEUTRAL = "bright_black"
+_ROLES = {"assistant": "green", "user": "cyan", "system": "cyan", "tool": "magenta"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ def numbered(tokens: Sequence[int]) -> list[str]:
 
 def transcript_text(transcript: Transcript, *, color: Colouring, pieces: Pieces) -> Text:
     """One line per span: its source, its number of tokens and what was said, coloured."""
+    if transcript.messages:
+        return messages_text(transcript)
     text = Text()
     sampled = iter(_sampled(transcript))
     for span in transcript.spans:
@@ -62,6 +66,18 @@ def transcript_text(transcript: Transcript, *, color: Colouring, pieces: Pieces)
         text.append(f"{count:>5}  ", "dim")
         text.append_text(_said(transcript, span, own, color=color, pieces=pieces))
         text.append(_about(own) + "\n", "dim italic")
+    return text
+
+
+def messages_text(transcript: Transcript) -> Text:
+    """One line per message of an outside endpoint's dialogue, whose tokens are not known."""
+    text = Text()
+    for message in json.loads(transcript.messages):
+        role = message["role"]
+        text.append(f"  {visible(role):<11}", _ROLES.get(role, ""))
+        called = [json.dumps(each["function"]) for each in message.get("tool_calls", ())]
+        said = "\n".join(filter(None, (message["content"], *called)))
+        text.append(_one_line(said) + "\n", _ROLES.get(role, ""))
     return text
 
 

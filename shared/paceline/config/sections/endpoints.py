@@ -1,4 +1,4 @@
-"""Servers that rewards may ask, as an operator names them."""
+"""Outside servers that jobs may use, as an operator names them: judges, and models to measure."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class EndpointSettings(StrictModel):
     key_file: Path | None = None
     """File with the API key, such as a mounted Secret; it is read for each request."""
     key_env: str = Field(default="", pattern=r"^([A-Za-z_]\w*)?$")
-    """Or an environment variable of the reward workers that has it."""
+    """Or an environment variable of the workers that has it."""
     concurrency: int = Field(default=64, ge=1)
-    """Requests that each reward worker has open at a time, which its jobs share evenly."""
+    """Requests that each worker has open at a time, which its jobs share evenly."""
     timeout_s: float = Field(default=60.0, gt=0, le=3600)
     """Silence after which a request is given up and made again."""
 
@@ -58,7 +58,7 @@ class EndpointSettings(StrictModel):
         """
         key = self._read() if self.key_file is not None else os.environ.get(self.key_env, "")
         if self.key_env and not key:
-            raise UnavailableError(f"key_env: {self.key_env} is not set in the reward worker")
+            raise UnavailableError(f"key_env: {self.key_env} is not set in the worker")
         # What a header cannot have would be quoted by the error of the client.
         if not key.isascii() or not key.isprintable():
             raise UnavailableError("the key of the endpoint has characters that no header may have")

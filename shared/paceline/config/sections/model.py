@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from paceline.config.sections.outside import EndpointModelSpec
 from paceline.plugins import StrictModel
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -21,6 +22,7 @@ class ModelPlace(StrEnum):
     FOLDER = "folder"
     HUB = "hub"
     STORE = "store"
+    ENDPOINT = "endpoint"
 
 
 class ModelSpec(StrictModel):
@@ -29,7 +31,10 @@ class ModelSpec(StrictModel):
     path: str = Field(max_length=1024)
     """Folder in Hugging Face layout, readable by gateway and trainer; or the id of a repository on
     the Hugging Face hub (`HuggingFaceTB/SmolLM2-135M-Instruct`); or the URL of a folder in an
-    object store (`s3://bucket/models/mine`). A folder that exists is preferred to an id."""
+    object store (`s3://bucket/models/mine`). A folder that exists is preferred to an id. With
+    `endpoint`: the name that its server gives to the model."""
+    endpoint: EndpointModelSpec | None = None
+    """Who answers in a job of kind `eval`, instead of workers that load the model."""
     revision: str = Field(default="", max_length=128)
     """Of a hub repository: branch, tag or commit; its default branch if empty. The accepted job has
     the commit."""
@@ -43,6 +48,8 @@ class ModelSpec(StrictModel):
     @property
     def place(self) -> ModelPlace:
         """What `path` names, on this machine; a hub id of an accepted job has a revision."""
+        if self.endpoint is not None:
+            return ModelPlace.ENDPOINT
         if "://" in self.path:
             return ModelPlace.STORE
         if self.revision:

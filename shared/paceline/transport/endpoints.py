@@ -1,4 +1,4 @@
-"""Asks servers that an operator allows: bounded for each job, repeated, with keys kept here."""
+"""Asks outside servers that an operator allows: bounded for each job, with keys kept here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +30,27 @@ _FIRST_PAUSE_S = 0.5
 _DETAIL = 200
 
 
+class RefusedError(InvalidError):
+    """A server refuses a request for good; `code`: its own, as `context_length_exceeded`."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class _AgainError(PacelineError):
     """A request failed in a way that may pass; `pause_s`: how long the server wants no other."""
 
     def __init__(self, message: str, pause_s: float = 0.0) -> None:
         super().__init__(message)
         self.pause_s = pause_s
+
+
+Pausing = Callable[[str], AbstractContextManager[None]]
+
+
+def _pausing(_: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 @dataclass(slots=True)
@@ -54,7 +69,7 @@ class _Endpoint:
 
 
 class WorkerEndpoints:
-    """The endpoints of a reward worker, which its jobs share fairly."""
+    """The endpoints of a worker, which its jobs share fairly."""
 
     def __init__(
         self,
@@ -65,7 +80,7 @@ class WorkerEndpoints:
         first_pause_s: float = _FIRST_PAUSE_S,
         cache_bytes: int = 64 << 20,
     ) -> None:
-        """Answers of up to `cache_bytes` are kept for requests that a job repeats."""
+        """Answers of up to `cache_bytes` are kept for requests that a job repeats; 0: none is."""
         self._servers = {
             name: _Endpoint(each, FairQueue(each.concurrency)) for name, each in settings.items()
         }
@@ -94,14 +109,18 @@ class WorkerEndpoints:
         most: int,
         fresh: bool,
         budget_s: float,
+        pausing: Pausing = _pausing,
     ) -> tuple[dict[str, Any], float]:
-        """An answer, and the seconds that it took; see `Endpoints.post`."""
+        """An answer, and the seconds that it took; see `Endpoints.post`.
+
+        `pausing` makes a context, given what is wrong, for the time until a request is repeated.
+        """
         server = self._servers.get(name)
         if server is None:
             known = ", ".join(sorted(self._servers)) or "none"
             raise InvalidError(
                 f"endpoint {name!r} is not one of this installation's: {known} "
-                "(an operator sets options.endpoints of the reward workers)"
+                "(an operator sets options.endpoints of the workers)"
             )
         request = json.dumps(body).encode()
         key = hashlib.sha256(repr((owner, name, path)).encode() + request).digest()
@@ -110,7 +129,7 @@ class WorkerEndpoints:
         self._opened()  # before its time counts
         async with self._turn(server, owner, most), server.queue.slot(owner):
             started = self._clock()
-            answer = await self._asked(name, server.settings, path, request, budget_s)
+            answer = await self._asked(name, server.settings, path, request, budget_s, pausing)
             took_s = self._clock() - started
         self._cache.put(key, answer)
         return answer, took_s
@@ -140,7 +159,13 @@ class WorkerEndpoints:
                 server.limits.pop(owner, None)
 
     async def _asked(
-        self, name: str, settings: EndpointSettings, path: str, request: bytes, budget_s: float
+        self,
+        name: str,
+        settings: EndpointSettings,
+        path: str,
+        request: bytes,
+        budget_s: float,
+        pausing: Pausing,
     ) -> dict[str, Any]:
         last, attempt = f"no answer within {budget_s:g} s", 0
         try:
@@ -153,7 +178,8 @@ class WorkerEndpoints:
                     pause_s = backoff_s(
                         attempt, base_s=self._first_pause_s, max_s=_MOST_PAUSE_S, rng=self._rng
                     )
-                    await asyncio.sleep(max(pause_s, asked_s))
+                    with pausing(last):
+                        await asyncio.sleep(max(pause_s, asked_s))
                     attempt += 1
         except TimeoutError:
             raise UnavailableError(f"endpoint {name!r}: {last}") from None
@@ -181,7 +207,7 @@ class WorkerEndpoints:
         detail = _shown(body, key)
         if code in _AGAIN or code >= 500:
             raise _AgainError(f"HTTP {code}: {detail}", _pause(response))
-        raise InvalidError(f"endpoint {name!r}: HTTP {code}: {detail}")
+        raise RefusedError(f"endpoint {name!r}: HTTP {code}: {detail}", _code(body))
 
 
 class JobEndpoints:
@@ -251,6 +277,16 @@ def _shown(body: bytes, key: str) -> str:
     """What a server says of an error, without the key, which some repeat."""
     text = " ".join(body.decode(errors="replace").split())
     return (text.replace(key, "***") if key else text)[:_DETAIL]
+
+
+def _code(body: bytes) -> str:
+    """What a server calls its error: `code`, or else the `type` of the error."""
+    try:
+        error: Any = json.loads(body)["error"]
+        found = error.get("code") or error.get("type")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return ""
+    return found if isinstance(found, str) else ""
 
 
 def _pause(response: httpx.Response) -> float:
