@@ -201,7 +201,7 @@ class GroupContext:
         """The text of a prompt, decoded once per group; raises as `JobTokenizer.turn_text`."""
         async with self._decoding:
             if tokens not in self._texts:
-                text = await self.job.tokenizer.turn_text(tokens, keep_special=True)
+                text = await self.job.tokens.turn_text(tokens, keep_special=True)
                 self._texts[tokens] = text
             return self._texts[tokens]
 

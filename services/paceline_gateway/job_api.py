@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -66,20 +66,23 @@ class JobApi:
         allowed: AllowedTargets = NO_TARGETS,
         dtype: Dtype = "auto",
         probe: ModelProbe | None = None,
+        endpoints: Collection[str] | None = None,
         outage_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_refusal` is called for jobs of another tenant; `dtype` is what `auto` means.
 
         `allowed`: functions of installed modules that jobs may name. `probe`: None where models
-        cannot be computed before their job is accepted.
+        cannot be computed before their job is accepted. `endpoints`: as of `JobChecks`.
         """
         self._upstream = upstream
         self._on_refusal = on_refusal
         self._resolve = partial(resolve_job, dtype=dtype)
         self._outage_s = outage_s
         self._clock = clock
-        self._checks = JobChecks(trial=trial, models=models, allowed=allowed, probe=probe)
+        self._checks = JobChecks(
+            trial=trial, models=models, allowed=allowed, probe=probe, endpoints=endpoints
+        )
 
     async def submit(self, request: pb.SubmitJobRequest, who: Principal) -> types_pb2.Job:
         """Check a job and submit it with the small files of its model.

@@ -125,6 +125,7 @@ class GatewayService(Service):
             allowed=settings.plugins.targets,
             dtype=options.dtype,
             probe=_probe(settings.run_dir) if options.probe_models else None,
+            endpoints=options.endpoints,
         )
         self._handlers = handlers(upstream, jobs)
         self._membership = Membership(roster=roster, report=self.report, usage=chassis.usage.totals)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,11 +35,14 @@ class JobChecks:
         models: ModelResolver,
         allowed: AllowedTargets = NO_TARGETS,
         probe: ModelProbe | None = None,
+        endpoints: Collection[str] | None = None,
     ) -> None:
         """`allowed`: functions of installed modules that jobs may name.
 
-        `probe`: None where models cannot be computed before their job is accepted.
+        `probe`: None where models cannot be computed before their job is accepted. `endpoints`:
+        names of those whose models may be measured; None: they are not known here.
         """
+        self._endpoints = endpoints
         self._patterns = Patterns()
         self._trial = trial
         self._probe = probe
@@ -62,9 +65,8 @@ class JobChecks:
             ConfigError: the model cannot be trained, or not by this job.
             UnavailableError: it cannot be read for now.
         """
-        if spec.model.place is ModelPlace.ENDPOINT:
-            if files:
-                raise ConfigError("files: with model.endpoint; nothing of the model is read here")
+        if spec.model.endpoint is not None:
+            self._check_endpoint(spec.model.endpoint.name, files)
             return spec, {}
         owner = QueueOwner(tenant)
         if files:
@@ -79,6 +81,16 @@ class JobChecks:
         if self._probe is not None:
             await self._probe.check(files["config.json"], spec.rollout.engine.kind, tenant)
         return spec, files
+
+    def _check_endpoint(self, name: str, files: Mapping[str, bytes]) -> None:
+        if files:
+            raise ConfigError("files: with model.endpoint; nothing of the model is read here")
+        if self._endpoints is not None and name not in self._endpoints:
+            known = ", ".join(sorted(self._endpoints)) or "none"
+            raise ConfigError(
+                f"model.endpoint.name: {name!r} is not one of this installation's endpoints: "
+                f"{known} (an operator sets options.endpoints of the environment workers)"
+            )
 
     async def _find_model(self, spec: ModelSpec, owner: QueueOwner) -> FoundModel:
         """The model with its small files, read in threads that nothing else waits for."""

@@ -168,6 +168,9 @@ class GatewayOptions(StrictModel):
     """Serve REST with the certificate of `tls`; clients need none."""
     dtype: Dtype = "auto"
     """What `dtype: auto` in a job means; `auto`: what the gateway's machine computes fast."""
+    endpoints: tuple[str, ...] | None = None
+    """Names that jobs may give as `model.endpoint.name`, those of the environment workers' option
+    `endpoints`; null: other names are refused by these workers only."""
     probe_models: bool = False
     """Compute a few layers of what `config.json` describes, with random weights, before a job is
     accepted; needs torch."""

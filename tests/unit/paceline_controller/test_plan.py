@@ -96,3 +96,9 @@ def test_plan(found: list[LiveJob], environments: int, rewards: int) -> None:
     assert count[WorkerKind.ROLLOUT] == sum(each.spec.rollout.replicas for each in served)
     assert {p.job_id for p in made.values()} - {""} == {each.job_id for each in served}
     assert plan(reversed(found), options) == made
+
+
+def test_nothing_is_started_for_a_job_that_an_endpoint_answers() -> None:
+    model = {"path": "small", "endpoint": {"name": "outside"}}
+    made = plan([job(kind="eval", eval={"tasks": 3}, model=model)], ControllerOptions())
+    assert list(made) == ["environment", "reward"]

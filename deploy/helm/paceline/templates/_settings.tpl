@@ -86,6 +86,7 @@ service_keys: /etc/paceline/keys/keys.json
 {{- define "paceline.options.gateway" -}}
 http_port: 8300
 dtype: {{ include "paceline.dtype" . }}
+endpoints: {{ keys (dig "settings" "options" "endpoints" dict .Values.services.environment) | sortAlpha | toJson }}
 {{- end }}
 
 {{/* What `dtype: auto` of a job means: bfloat16 if trainers have a device (`nvidia.com/gpu`). */}}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from paceline.enums import JobState, Purpose, TokenSource
 from paceline.errors import InvalidError, StateError
 from paceline.types import (
     JobStatus,
+    Reply,
     SamplingParams,
     Score,
     TokenSpan,
@@ -208,3 +211,84 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_starts(
 ) -> None:
     assert main(["generate", "org/model", "--env", "chain", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("https://api.example.com/v1", "api.example.com"),
+        ("http://[::1]:8000/v1", "endpoint"),
+        ("mine", "mine"),
+    ],
+)
+def test_a_model_at_an_endpoint_is_named_by_its_server(given: str, name: str) -> None:
+    words = ("eval", "org/model", "--endpoint", given, "--env", "chain")
+    spec = of_model(options(*words), "org/model")
+    assert spec.model.endpoint is not None
+    assert (spec.model.path, spec.model.endpoint.name) == ("org/model", name)
+
+
+def test_a_job_file_for_training_is_measured_at_an_endpoint(tmp_path: Path) -> None:
+    """What it says of workers does not count, and fields of the endpoint can be set."""
+    file = tmp_path / "job.yaml"
+    scaling = {"scaling": {"min_replicas": 1, "max_replicas": 2}}
+    file.write_text(json.dumps({**PARENT, "rollout": scaling}))
+    words = ("--endpoint", "mine", "-f", str(file), "--set", "model.endpoint.concurrency=3")
+    spec = of_model(options("eval", "org/model", *words), "org/model")
+    assert spec.model.endpoint is not None
+    assert (spec.model.endpoint.concurrency, spec.rollout.scaling) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--endpoint", "http://u:p@host/v1"), "--endpoint: base_url: .*has to be http"),
+        (("--endpoint", "http://host/v1", "--key-env", "NOT_SET_1"), "NOT_SET_1 is not set"),
+        (("--endpoint", "a b"), "'a b' is neither a URL"),
+        (("--endpoint", "mine"), "model.endpoint.name: 'mine' is not one of `endpoints` in a file"),
+        (("--endpoint", "mine", "--key-env", "X"), "--key-env: is of an --endpoint with a URL"),
+    ],
+)
+def test_a_wrong_endpoint_is_told_before_anything_starts(
+    words: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "m", "--env", "chain", *words]) == 2
+    assert re.search(told, capsys.readouterr().err)
+
+
+def test_rows_of_an_endpoint_have_messages_and_no_tokens(tmp_path: Path) -> None:
+    calls = [{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "x", "content": "5"},
+        {"role": "assistant", "content": "it is 5"},
+    ]
+    replies = (
+        Reply("<tool_call>f</tool_call>", "served", "tool_calls", 4, 3),
+        Reply("it is 5", "served", "stop", 9, -1),
+    )
+    chat = Transcript((), (), (), (), messages=json.dumps(messages), replies=replies)
+    file = RowFile()
+    for place, row in rows_of(
+        replace(episode(0, 0), transcripts=(chat,)), job_id="j-1", decode=words_of
+    ):
+        file.add(place, row)
+    lines, table = tmp_path / "x.jsonl", tmp_path / "x.parquet"
+    assert file.write(lines) == file.write(table) == 1
+    row = json.loads(lines.read_text())
+    assert (row["prompt"], row["messages"]) == ("s\n\nq", messages)
+    assert row["completion"] == "<tool_call>f</tool_call>\n\n5\n\nit is 5"
+    assert (row["model"], row["finish_reason"]) == ("served", "stop")
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (13, None)
+    assert row["completion_ids"] is row["logprobs"] is row["versions"] is row["version"] is None
+    [kept] = pyarrow.parquet.read_table(table).to_pylist()
+    assert kept["messages"][3]["tool_call_id"] == "x"
+    assert json.loads(kept["messages"][2]["tool_calls"]) == calls
+    assert kept["logprobs"] is None

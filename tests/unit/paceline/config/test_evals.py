@@ -9,6 +9,7 @@ import pytest
 
 from paceline.config import JobSpec, parse_job
 from paceline.config.named import named
+from paceline.config.sections.model import ModelPlace
 from paceline.errors import InvalidError
 
 JOB: dict[str, Any] = {
@@ -94,3 +95,38 @@ def test_the_best_checkpoint_is_by_something_measured(best: Any, problem: str) -
         return
     with pytest.raises(InvalidError, match=problem):
         parsed(**fields)
+
+
+ENDPOINT: dict[str, Any] = {"path": "gpt-4o-mini", "endpoint": {"name": "openai"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"kind": "train"}, "model.endpoint: 'openai' with kind train.*allowed: kind eval"),
+        ({"fork": {"job": "a-1a2b3c"}}, "fork: with model.endpoint"),
+        ({"model": {**ENDPOINT, "path": ""}}, "model.path: is empty"),
+        ({"model": {**ENDPOINT, "revision": "main"}}, "model.revision: with model.endpoint"),
+        (
+            {"rollout": {"scaling": {"min_replicas": 1, "max_replicas": 2}}},
+            "rollout.scaling: with model.endpoint",
+        ),
+        (
+            {"tasks": {"environment": "tools", "options": {"tool_parser": "pythonic"}}},
+            "tasks.options.tool_parser: 'pythonic' with model.endpoint.*allowed: hermes",
+        ),
+        (
+            {"model": {"path": "m", "endpoint": {"name": "https://api.openai.com/v1"}}},
+            "model.endpoint.name.*is the name of a server.*its URL belongs into",
+        ),
+        (
+            {"model": {"path": "m", "endpoint": {"name": "a", "request": {"messages": []}}}},
+            "model.endpoint.request.*'messages' is set by the job",
+        ),
+    ],
+)
+def test_an_outside_endpoint_is_only_measured(changes: dict[str, Any], told: str) -> None:
+    job = {**JOB, "kind": "eval", "eval": {"tasks": 3}, "model": ENDPOINT}
+    assert parse_job(job).model.place is ModelPlace.ENDPOINT
+    with pytest.raises(InvalidError, match=told):
+        parse_job({**job, **changes})

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from paceline.config import JobSpec
+from paceline.config.evaluation import EvalSpec
 from paceline.config.limits import LimitSettings
 from paceline.errors import StateError
-from paceline.types import WeightRefusal
+from paceline.types import Reply, Transcript, WeightRefusal
+from paceline_experience.ledger.evaluation.scores import MAX_MODELS, added
+from paceline_experience.ledger.records import EpisodeSummary, EvalTotals
 
 if TYPE_CHECKING:
     from conftest import World, Worlds
@@ -150,3 +154,69 @@ def test_what_such_a_job_may_be(fields: dict[str, Any], told: str) -> None:
     }
     with pytest.raises(ValueError, match=told):
         JobSpec.model_validate(job | fields)
+
+
+OUTSIDE = {"path": "small", "endpoint": {"name": "outside"}}
+
+
+def answered(world: World, assignment: Assignment, *, model: str, tokens: int) -> Trajectory:
+    reply = Reply("7", model, "stop", 5, tokens)
+    made = world.made(assignment, 0, reward=1.0)
+    messages = '[{"role": "user", "content": "q"}, {"role": "assistant", "content": "7"}]'
+    dialogue = Transcript((), (), (), (), messages=messages, replies=(reply,))
+    return replace(made, transcripts=(dialogue,))
+
+
+async def test_an_outside_endpoint_is_measured_without_a_publication(
+    store: Store, worlds: Worlds
+) -> None:
+    world = worlds(store, kind="eval", eval={"tasks": 3}, model=OUTSIDE)
+    ledger = await world.opened()
+    assert await ledger.lease(worker_id="w", train=0, evals=9) == []
+    await ledger.begin()
+    await ledger.begin()  # as after a crash between this and the job's record
+    leased = [(await ledger.lease(worker_id="w", train=0, evals=1))[0] for _ in range(2)]
+    ledger = await world.opened()
+    await ledger.begin()
+    leased += await ledger.lease(worker_id="w", train=0, evals=9)
+    assert len({each.group_id for each in leased}) == 3
+    names = ("served-1", "served-1", "served-2")
+    found = [
+        answered(world, each, model=name, tokens=2)
+        for each, name in zip(leased, names, strict=True)
+    ]
+    found[2] = answered(world, leased[2], model="served-2", tokens=-1)  # it has not said
+    await ledger.submit(found)
+    await ledger.sweep()
+    assert world.hooks.ends == [("succeeded", "all tasks are measured")]
+    [(_, row)] = world.hooks.of("eval")
+    assert row["models"] == {"served-1": 2, "served-2": 1}
+    assert (row["endpoint"], row["tokens"], row["reward"]) == ("outside", 4, 1.0)
+    assert not {"version", "weights"} & set(row)
+    await world.clean(ledger)
+
+
+async def test_a_pause_of_an_outside_endpoint_goes_on(store: Store, worlds: Worlds) -> None:
+    world = worlds(store, kind="eval", eval={"tasks": 2}, model=OUTSIDE)
+    ledger = await world.opened()
+    await ledger.begin()
+    await ledger.lease(worker_id="w", train=0, evals=1)
+    await ledger.pauses.begin()
+    await ledger.pauses.hold()
+    assert await ledger.lease(worker_id="w", train=0, evals=9) == []
+    await ledger.begin()
+    left = await ledger.lease(worker_id="w", train=0, evals=9)
+    assert len(left) == 2
+    await world.clean(ledger)
+
+
+def test_models_are_counted_by_name_up_to_a_bound() -> None:
+    spec = EvalSpec(tasks=100)
+    tasks = [
+        [EpisodeSummary(1, 1.0, False, 1, 1, -1, 1, model=f"m{number % 40}")]
+        for number in range(100)
+    ]
+    found = added(EvalTotals(), tasks, spec).models
+    assert len(found) == MAX_MODELS + 1
+    assert found["m0"] == 3
+    assert sum(found.values()) == 100
