@@ -90,6 +90,7 @@ def run(arguments: Namespace) -> int:
         if not job_id:
             if not arguments.again:
                 _check_finished(run_dir)
+            say("submitting the job; its model is tried first", error=True)
             job_id = client.submit(spec).status.job_id
         if not arguments.quiet:
             say(f"job {job_id}; logs are in {run_dir / 'logs'}, and `paceline top` shows more")
@@ -164,6 +165,7 @@ def running(
         plugins=plugin_settings(arguments),
         storage=arguments.storage,
     )
+    say("starting services", error=True)
     local.start()
     try:
         yield local

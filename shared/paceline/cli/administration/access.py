@@ -84,7 +84,7 @@ def audit_table(entries: Iterable[AuditEntryView]) -> FittingTable:
     """One row per entry."""
     table = FittingTable(
         *("time", "who", Column("role", 3), Column("from", 4), "action", Column("tenant", 2)),
-        *("target", "outcome", Column("detail", 1, is_long=True)),
+        *(Column("target", is_long=True), "outcome", Column("detail", 1, is_long=True)),
     )
     for entry in entries:
         table.add_row(*_cells(entry))

@@ -167,7 +167,7 @@ def _episodes(client: Client, job_id: str) -> Iterator[Trajectory]:
 
 
 def _decoder(client: Client, job: JobView) -> Callable[[Sequence[int]], str]:
-    """Decodes with the tokenizer that the job was accepted with.
+    """Decodes with the tokenizer that the job was accepted with, special tokens too.
 
     Raises:
         InvalidError: it has none.
@@ -177,4 +177,5 @@ def _decoder(client: Client, job: JobView) -> Callable[[Sequence[int]], str]:
     files = tokenizer_files(client, job)
     if not files:
         raise InvalidError(f"job {job.status.job_id} has no tokenizer to decode its tokens with")
-    return Tokenizer.from_files(files).decode
+    pieces = Tokenizer.from_files(files).pieces
+    return lambda tokens: "".join(pieces(tokens))

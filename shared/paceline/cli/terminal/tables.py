@@ -65,9 +65,12 @@ class FittingTable:
         return shown
 
     def _widths(self, shown: Sequence[int], width: int) -> dict[int, int]:
-        """The width of each column: long texts share what others leave."""
+        """The width of each column: long texts share what others leave, the widest give way."""
         found = {number: self._least(number) for number in shown}
         left = width - sum(each + _GAP for each in found.values()) + _GAP
+        while left < 0 and max(found.values()) > _LEAST_TEXT:
+            found[max(found, key=found.__getitem__)] -= 1
+            left += 1
         for number in shown:
             more = min(max(left, 0), self._most(number) - found[number])
             found[number] += more

@@ -77,7 +77,8 @@ def audit() -> RenderableType:
         detail="episodes: 12 is above what the installation allows",
         count=3,
     )
-    return audit_table([entry])
+    digest = entry.model_copy(update={"action": "code.upload", "target": "7c" * 32})
+    return audit_table([entry, digest])
 
 
 def tokens() -> RenderableType:
@@ -132,7 +133,7 @@ def activity() -> RenderableType:
     ("table", "wanted"),
     [
         (episodes, [f"{JOB}.179/3", "1020", "0.875", "-1.25", "timeout", "The answer is"]),
-        (audit, ["2026-11-29T10:18:38Z", "bootstrap", "quota.set", "research", "refused"]),
+        (audit, ["2026-11-29T10:18:38Z", "bootstrap", "code.upload", "research", "refused"]),
         (tokens, ["tk-0123456789ab", "continuous-integration", "submit, no code", "in 3 d"]),
         (lambda: count_table([tenant()]), ["research", "12 of 100", "4 of 8", "16 of any"]),
         (lambda: size_table([tenant()]), ["research", "trajectory", "12.1 KiB of"]),
@@ -164,3 +165,11 @@ def test_brackets_of_users_are_no_markup() -> None:
     table = FittingTable("name")
     table.add_row("[bold]mine[/bold]")
     assert "[bold]mine[/bold]" in lines(table)
+
+
+def test_the_widest_column_gives_way_where_not_even_what_matters_fits() -> None:
+    table = FittingTable("id", "what", "state")
+    table.add_row("j-1", "x" * 200, "running")
+    head, first, *_ = lines(table)
+    assert head.split() == ["id", "what", "state"]
+    assert (first.split()[0], first.split()[2]) == ("j-1", "running")
