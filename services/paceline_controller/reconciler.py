@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
-from paceline.api.tenants import Tenant
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ControllerOptions
 from paceline.enums import TRAINER_SAYS, JobState, WorkerKind
@@ -23,13 +21,15 @@ from paceline.errors import (
 from paceline.server.failures import KILLED, OOM, describe
 from paceline.telemetry.logs import Log
 from paceline.text import clipped
+from paceline_controller.collaborators import JobRegistry, Sizing
 from paceline_controller.jobs.costs import Costs
 from paceline_controller.jobs.observed import Observed
-from paceline_controller.jobs.plan import LiveJob, Wanted, plan, problem
+from paceline_controller.jobs.placements import Placements
+from paceline_controller.jobs.plan import LiveJob, Wanted, plan
 from paceline_controller.jobs.progress import ProgressWatch
 from paceline_controller.jobs.queue import Queue
 from paceline_controller.jobs.slots import ProcessSlot
-from paceline_controller.jobs.starting import MAX_NOTES, JobStarter, running_replicas
+from paceline_controller.jobs.starting import MAX_NOTES, JobStarter
 from paceline_controller.runtimes.base import Runtime
 from paceline_controller.scaling.decide import Bounds
 
@@ -41,45 +41,6 @@ TAKEN_DOWN = {
 # Minimum pause between two passes.
 MIN_PAUSE_S = 0.05
 log = Log("reconciler")
-
-
-class JobRegistry(Protocol):
-    """What the reconciler needs of the experience service."""
-
-    async def live_jobs(self) -> list[LiveJob]:
-        """All jobs that are not over."""
-        ...
-
-    async def grant_incarnation(self, job_id: str) -> int:
-        """Number the next start of a trainer."""
-        ...
-
-    async def report_failure(self, job_id: str, reason: str) -> tuple[int, str]:
-        """The newest incarnation has failed; returns failures without progress, and the reason."""
-        ...
-
-    async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
-        """Move a job to another state, or set the reason why it waits."""
-        ...
-
-    async def tenants(self) -> Mapping[str, Tenant]:
-        """Quota and usage of each tenant."""
-        ...
-
-
-class Sizing(Protocol):
-    """Decides the replicas of scaled workloads."""
-
-    async def sizes(
-        self,
-        jobs: Iterable[LiveJob],
-        observed: Iterable[Observed],
-        *,
-        bounds: Bounds,
-        now_s: float,
-    ) -> dict[str, int]:
-        """Replicas by workload, within bounds."""
-        ...
 
 
 class Reconciler:
@@ -102,6 +63,7 @@ class Reconciler:
         untracked: Callable[[], Awaitable[bool]] | None = None,
         costs: Costs | None = None,
         progress: ProgressWatch | None = None,
+        placements: Placements | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
@@ -113,7 +75,12 @@ class Reconciler:
         self._child_grace_s = child_grace_s
         self._reason_bytes = reason_bytes
         self._clock = clock
-        self._starting = JobStarter(ledger=ledger, options=options, reason_bytes=reason_bytes)
+        self._starting = JobStarter(
+            ledger=ledger,
+            options=options,
+            reason_bytes=reason_bytes,
+            placements=placements or Placements(),
+        )
         self._sizes: dict[str, int] = {}
         self._jobs: dict[str, LiveJob] | None = None  # None: not asked successfully yet
         self._slots: dict[str, ProcessSlot] = {}
@@ -196,11 +163,10 @@ class Reconciler:
     def _able(self) -> dict[str, LiveJob]:
         """Jobs that can run in this installation."""
         jobs = self._jobs or {}
-        return {n: job for n, job in jobs.items() if not problem(job, self._options)}
+        return {n: job for n, job in jobs.items() if not self._starting.problem(job)}
 
     async def _start_queued(self, observed: dict[str, Observed]) -> Queue:
-        running = running_replicas(observed.values())
-        after, queue = await self._starting.once(self._able(), self._sizes, running)
+        after, queue = await self._starting.once(self._able(), self._sizes, observed.values())
         self._jobs = (self._jobs or {}) | after
         return queue
 
@@ -313,7 +279,7 @@ class Reconciler:
 
     async def _move_jobs_on(self, observed: dict[str, Observed]) -> None:
         for job in (self._jobs or {}).values():
-            if job.state is JobState.QUEUED and (reason := problem(job, self._options)):
+            if job.state is JobState.QUEUED and (reason := self._starting.problem(job)):
                 await self._set_state(job.job_id, JobState.FAILED, reason=reason)
             elif job.state in TAKEN_DOWN and not self._has_any(job, observed):
                 reason = job.reason if job.state is JobState.PAUSING else ""

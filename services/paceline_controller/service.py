@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.config.load import validate
 from paceline.config.service import ControllerOptions
 from paceline.files import lock_for_life
+from paceline.local.devices.discovery import devices_here
 from paceline.local.fork_server import PRELOADED
 from paceline.local.ports import PortSlots
 from paceline.server.chassis import Chassis, Service
@@ -20,6 +21,7 @@ from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_controller.demand_source import GrpcDemandSource
 from paceline_controller.jobs.costs import Costs
+from paceline_controller.jobs.placements import Placements
 from paceline_controller.jobs.progress import ProgressWatch
 from paceline_controller.member import worker_of
 from paceline_controller.reconciler import Reconciler
@@ -28,6 +30,8 @@ from paceline_controller.runtimes.process import ProcessRuntime
 from paceline_controller.scaling.scaler import Scaler
 
 BEAT_S = 1.0
+DEVICES_S = 30.0
+"""Between two looks at the machine's GPUs."""
 
 
 class ControllerService(Service):
@@ -48,6 +52,7 @@ class ControllerService(Service):
             experience=experience,
             tenants=TenantsStub(self._channel),
         )
+        self._placements = Placements(devices_here())
         self._runtime = ProcessRuntime(
             settings,
             credentials=ledger,
@@ -60,6 +65,7 @@ class ControllerService(Service):
             pools=options.pools,
             worlds=options.worlds,
             endpoints=options.endpoints,
+            placements=self._placements,
             preloaded=PRELOADED,
         )
         source = GrpcDemandSource(roster=roster, experience=experience)
@@ -73,6 +79,7 @@ class ControllerService(Service):
             reason_bytes=settings.limits.reason_bytes,
             sizing=Scaler(source=source, options=options, metrics=chassis.metrics),
             progress=ProgressWatch(source=source, metrics=chassis.metrics),
+            placements=self._placements,
         )
         self._membership = Membership(
             roster=roster, report=partial(worker_of, chassis), usage=chassis.usage.totals
@@ -88,6 +95,14 @@ class ControllerService(Service):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._membership.run(), name="membership")
             tasks.create_task(self._reconciler.run(), name="reconciler")
+            if self._placements.devices:
+                tasks.create_task(self._watch_devices(), name="devices")
+
+    async def _watch_devices(self) -> None:
+        """Notice GPUs that fall off the bus."""
+        while True:
+            await asyncio.sleep(DEVICES_S)
+            self._placements.see(await asyncio.to_thread(devices_here))
 
     async def drain(self) -> None:
         """Stop all children: local ones end with their controller."""

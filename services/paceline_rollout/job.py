@@ -52,8 +52,11 @@ def build_engine(
     folder: Path,
     job_id: str,
     engines: Mapping[str, Mapping[str, Any]] | None = None,
+    memory_share: float | None = None,
 ) -> Engine:
     """Build the job's engine from its options and the pool's settings for this kind of engine.
+
+    `memory_share`: of a GPU that it shares with the trainer, for engines that take all they find.
 
     Raises:
         ConfigError: the engine has no such option, or takes no settings of a pool.
@@ -76,8 +79,10 @@ def build_engine(
         if "settings" not in known:
             raise ConfigError(f"options.engines.{kind}: this engine takes no settings of a pool")
         given["settings"] = settings
+    if memory_share is not None and "memory_share" in known:
+        given["memory_share"] = memory_share
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
-    reserved = {*given, "settings"}
+    reserved = {*given, "settings", "memory_share"}
     unknown = sorted(
         name for name in options if name in reserved or not (open_ended or name in known)
     )

@@ -62,6 +62,7 @@ class RolloutService(Service):
         self._chassis = chassis
         self._settings = settings
         self._pool, self._engines = options.pool, options.engines
+        self._memory_share = options.memory_share
         self._max_refusals = options.max_refusals
         self._channel = rpc.connect_as(settings, settings.experience)
         self._roster: RosterAsyncStub = RosterStub(self._channel)
@@ -118,7 +119,11 @@ class RolloutService(Service):
         # What an engine imports takes seconds, in which heartbeats have to go on.
         await asyncio.to_thread(registry.find, "engines", spec.rollout.engine.kind)
         self._engine: Engine = build_engine(
-            spec, folder=folder, job_id=settings.job_id, engines=self._engines
+            spec,
+            folder=folder,
+            job_id=settings.job_id,
+            engines=self._engines,
+            memory_share=self._memory_share,
         )
         await self._engine.start()
         self._weights_endpoint = await self._weights.start()

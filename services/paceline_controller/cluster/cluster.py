@@ -23,12 +23,13 @@ from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_controller.cluster.leader import Leader, LeaseTimes
 from paceline_controller.cluster.leases import ClusterLeases
 from paceline_controller.cluster.training_jobs import TrainingJobs
+from paceline_controller.collaborators import JobRegistry
 from paceline_controller.demand_source import GrpcDemandSource
 from paceline_controller.jobs.costs import Costs
 from paceline_controller.jobs.plan import LiveJob
 from paceline_controller.jobs.progress import ProgressWatch
 from paceline_controller.member import worker_of
-from paceline_controller.reconciler import JobRegistry, Reconciler
+from paceline_controller.reconciler import Reconciler
 from paceline_controller.registry import GrpcJobRegistry
 from paceline_controller.runtimes.kubernetes.connection import KubernetesClient, configuration
 from paceline_controller.runtimes.kubernetes.events import Events, reference

@@ -16,3 +16,4 @@ class Observed:
     replicas: int = 1  # requested
     ready: int = 0  # replicas that pass their health check
     pending: bool = False  # the platform is still working on starting it
+    devices: tuple[int, ...] = ()  # indices of its GPUs, on one machine

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from paceline.config.job import JobSpec
 from paceline.config.service import ControllerOptions, PoolOptions
 from paceline.enums import JobState, WorkerKind
+from paceline.local.devices.device import Device
 
 DEFAULT_POOL = "default"
 # Queued and paused jobs hold no accelerators; cancelling ones are being taken down.
@@ -36,6 +37,10 @@ class Wanted:
     pool: str = ""
     world_size: int = 1
     replicas: int = 1
+    devices: tuple[Device, ...] | None = None
+    """GPUs that it sees; None: those that its environment names."""
+    memory_share: float | None = None
+    """Of the memory of GPUs that it shares with the trainer."""
 
 
 def plan(
@@ -87,7 +92,20 @@ def problem(job: LiveJob, options: ControllerOptions) -> str:
         return (
             f"rollout.pools: {unknown[0]!r} is not a pool of this installation; allowed: {allowed}"
         )
-    return ""
+    return _problem_in_cluster(job.spec) if options.runtime == "kubernetes" else ""
+
+
+def _problem_in_cluster(spec: JobSpec) -> str:
+    """Fields that place processes on the GPUs of one machine."""
+    fields = {
+        "trainer.devices": spec.trainer.devices != "auto",
+        "rollout.devices": spec.rollout.devices != "auto",
+        "rollout.colocate": bool(spec.rollout.colocate),
+    }
+    wrong = [name for name, is_set in fields.items() if is_set]
+    if not wrong:
+        return ""
+    return f"{wrong[0]}: only on one machine; in a cluster the chart's values give pods their GPUs"
 
 
 def pools_of(spec: JobSpec, options: ControllerOptions) -> list[str]:
@@ -108,9 +126,14 @@ def fixed_rollouts(spec: JobSpec) -> int:
     return 0 if spec.model.endpoint is not None else spec.rollout.replicas
 
 
+def trainer_name(job_id: str) -> str:
+    """Name of a job's trainer."""
+    return f"trainer-{job_id}"
+
+
 def _trainer(job: LiveJob) -> Wanted:
     return Wanted(
-        f"trainer-{job.job_id}",
+        trainer_name(job.job_id),
         WorkerKind.TRAINER,
         job_id=job.job_id,
         world_size=job.spec.trainer.world_size,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from paceline.api.tenants import Tenant
 from paceline.config.service import ControllerOptions
 from paceline.enums import JobState
+from paceline_controller.jobs.placements import NO_DEVICES, DeviceRoom
 from paceline_controller.jobs.plan import LiveJob, fixed_rollouts, pools_of
 
 Held = Mapping[str, Mapping[str, int]]
@@ -43,10 +44,11 @@ def schedule(
     held: Held,
     tenants: Mapping[str, Tenant],
     options: ControllerOptions,
+    devices: DeviceRoom = NO_DEVICES,
 ) -> Queue:
     """Schedule queued jobs; `held` are rollout workers of started jobs by job and pool."""
     known = list(jobs)
-    room = _Room(known, held, tenants, options)
+    room = _Room(known, held, tenants, options, devices)
     queues = _queues(known)
     positions = {job.job_id: n for queue in queues.values() for n, job in enumerate(queue, 1)}
     starts: list[str] = []
@@ -92,7 +94,7 @@ def _queues(jobs: Iterable[LiveJob]) -> dict[str, list[LiveJob]]:
 
 @dataclass(frozen=True, slots=True)
 class _Lack:
-    """What a job lacks: quota for jobs or workers of its tenant, or workers of its pools."""
+    """What a job lacks: quota for jobs or workers of its tenant, workers of its pools, or GPUs."""
 
     of: str
     text: str
@@ -109,7 +111,10 @@ class _Room:
         held: Held,
         tenants: Mapping[str, Tenant],
         options: ControllerOptions,
+        devices: DeviceRoom,
     ) -> None:
+        self._devices = devices
+        self._first_for_devices = ""  # the job that others may not pass
         self._tenants = tenants
         self._options = options
         self._jobs: Counter[str] = Counter()
@@ -145,18 +150,23 @@ class _Room:
         if limit is not None and (workers + need > limit or tenant in self._kept):
             text = f"quota rollout_workers: {workers} of {limit} are in use, and it needs {need}"
             return _Lack("workers", text)
-        return self._lacks_pool(job, need)
+        return self._lacks_pool(job, need) or self._lacks_devices(job)
 
     def start(self, job: LiveJob) -> None:
         """Subtract what the job needs."""
         self._jobs[job.spec.tenant] += 1
+        self._devices.take(job)
         self._take(job, self._placed(job, needs(job)))
         self._guarded = {n: each for n, each in self._guarded.items() if each.job_id != job.job_id}
 
     def keep(self, job: LiveJob, lack: _Lack) -> None:
-        """Reserve the tenant's remaining quota for the first of its jobs that waited too long."""
-        if self._pressing(job) and lack.possible and lack.of == "workers":
+        """Reserve for the first job that waited too long: its tenant's remaining quota, or GPUs."""
+        if not self._pressing(job) or not lack.possible:
+            return
+        if lack.of == "workers":
             self._kept.add(job.spec.tenant)
+        elif lack.of == "devices":
+            self._first_for_devices = self._first_for_devices or job.job_id
 
     def guard(self, queue: Iterable[LiveJob]) -> None:
         """Reserve each pool for the first job that waited too long and lacks only its capacity."""
@@ -183,6 +193,13 @@ class _Room:
         claim = PoolClaim(job.job_id, job.spec.tenant, pools[0], need, self._pressing(job))
         text = f"it needs {need} rollout workers, and {free} of {limit} are free in pool {names}"
         return _Lack("pool", text, claims=(claim,))
+
+    def _lacks_devices(self, job: LiveJob) -> _Lack | None:
+        first = self._first_for_devices
+        if first not in ("", job.job_id) and self._devices.wants_any(job):
+            return _Lack("devices", f"GPUs are kept for job {first}, which has waited for longer")
+        lack = self._devices.lack(job)
+        return None if lack is None else _Lack("devices", lack.text, possible=lack.possible)
 
     def _left(self, pool: str, job: LiveJob, need: int) -> int:
         """Free workers of a pool for a job, without those reserved for a larger one."""

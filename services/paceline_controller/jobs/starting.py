@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,14 +10,17 @@ from paceline.api.tenants import Tenant
 from paceline.config.service import ControllerOptions
 from paceline.enums import JobState
 from paceline.errors import PacelineError
+from paceline.local.devices.placement import Indices
 from paceline.telemetry.logs import Log
 from paceline.text import clipped
 from paceline_controller.jobs.observed import Observed
+from paceline_controller.jobs.placements import Placements
 from paceline_controller.jobs.plan import (
     SERVED,
     LiveJob,
     fixed_rollouts,
     pools_of,
+    problem,
     rollout_name,
 )
 from paceline_controller.jobs.queue import Queue, schedule
@@ -42,19 +45,44 @@ class Tenancy(Protocol):
 class JobStarter:
     """Stateless: the queue consists of the states of the jobs, so the next leader resumes it."""
 
-    def __init__(self, *, ledger: Tenancy, options: ControllerOptions, reason_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: Tenancy,
+        options: ControllerOptions,
+        reason_bytes: int,
+        placements: Placements,
+    ) -> None:
         self._ledger = ledger
+        self._placements = placements
         self._reason_bytes = reason_bytes
         self._options = options
         self.tenants: Mapping[str, Tenant] = {}
 
+    def problem(self, job: LiveJob) -> str:
+        """Why the job cannot run in this installation; empty if it can."""
+        return problem(job, self._options) or self._placements.problem(job)
+
     async def once(
-        self, jobs: Mapping[str, LiveJob], sizes: Mapping[str, int], running: Mapping[str, int]
+        self,
+        jobs: Mapping[str, LiveJob],
+        sizes: Mapping[str, int],
+        observed: Collection[Observed],
     ) -> tuple[dict[str, LiveJob], Queue]:
         """Start what fits; returns the jobs with their new states, and the queue.
 
-        `sizes` are replicas that are asked for by workload, `running` those that run.
+        `sizes` are replicas that are asked for by workload, `observed` is what runs.
         """
+        held = devices_held(observed)
+        self._placements.refresh(jobs.values(), held)
+        after, queue = await self._start(jobs, sizes, running_replicas(observed))
+        if queue.starts:
+            self._placements.refresh(after.values(), held)
+        return after, queue
+
+    async def _start(
+        self, jobs: Mapping[str, LiveJob], sizes: Mapping[str, int], running: Mapping[str, int]
+    ) -> tuple[dict[str, LiveJob], Queue]:
         after = dict(jobs)
         if not any(_asks(job) for job in jobs.values()):
             return after, Queue()
@@ -64,7 +92,8 @@ class JobStarter:
             log.warning("quotas are not known; no job starts", error=error)
             return after, Queue()
         held = {job_id: held_by(job, sizes, running, self._options) for job_id, job in jobs.items()}
-        queue = schedule(jobs.values(), held, self.tenants, self._options)
+        room = self._placements.room()
+        queue = schedule(jobs.values(), held, self.tenants, self._options, room)
         for job_id in queue.starts:
             if await self._set_state(job_id, JobState.STARTING):
                 after[job_id] = replace(jobs[job_id], state=JobState.STARTING, reason="")
@@ -105,6 +134,15 @@ def held_by(
         else:
             found = {pool: max(n, sizes.get(names[pool], 0)) for pool, n in found.items()}
     return found
+
+
+def devices_held(observed: Iterable[Observed]) -> dict[str, dict[str, Indices]]:
+    """GPUs of what runs, or has died and was not stopped, by job and process."""
+    held: dict[str, dict[str, Indices]] = {}
+    for process in observed:
+        if process.devices:
+            held.setdefault(process.job_id, {})[process.name] = process.devices
+    return held
 
 
 def running_replicas(observed: Iterable[Observed]) -> dict[str, int]:

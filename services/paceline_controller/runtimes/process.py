@@ -24,12 +24,14 @@ from paceline.config.service import (
 from paceline.enums import WorkerKind
 from paceline.errors import InvalidError, PacelineError
 from paceline.files import discard, discard_drafts, write_secret
+from paceline.local.devices.device import VISIBLE
 from paceline.local.ports import PortSlots
 from paceline.local.processes import Processes, Record
 from paceline.telemetry.monitoring import targets_of
 from paceline.transport.rpc import call, connect_as
 from paceline.transport.service_keys import read_keys
 from paceline_controller.jobs.observed import Observed
+from paceline_controller.jobs.placements import Placements
 from paceline_controller.jobs.plan import Wanted, replicas_of
 from paceline_controller.runtimes.base import ONLY_RANK, CredentialIssuer
 
@@ -38,6 +40,7 @@ PROBE_TIMEOUT_S = 1.0
 STALE_S = 60.0
 LOAD_TIMEOUT_S = 3600.0
 _ASK_OUTSIDE = (WorkerKind.REWARD, WorkerKind.ENVIRONMENT)
+_DEVICES = "devices"
 _HAVE_WEIGHTS = {WorkerKind.ROLLOUT, WorkerKind.TRAINER}
 Command = Callable[[Wanted, Path], Sequence[str]]
 
@@ -60,10 +63,13 @@ class ProcessRuntime:
         pools: Mapping[str, PoolOptions] | None = None,
         worlds: Mapping[str, Mapping[str, Any]] | None = None,
         endpoints: Mapping[str, EndpointSettings] | None = None,
+        placements: Placements | None = None,
         command: Command | None = None,
         preloaded: Sequence[str] = (),
     ) -> None:
         """`preloaded`: modules that trainers and rollout workers find imported.
+
+        `placements`: who gets which GPUs.
 
         `load_timeout_s`: for so long a process that answers its liveness probe may get ready.
         """
@@ -82,6 +88,7 @@ class ProcessRuntime:
         self._stale_s = stale_s
         self._load_timeout_s = load_timeout_s
         self._ready = set[str]()  # processes that have been
+        self._placements = placements or Placements()
         self._command = command or self.command_of
         self._processes = Processes(
             folder=self._run_dir / "processes",
@@ -93,8 +100,8 @@ class ProcessRuntime:
         self._discard_strays()
 
     def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
-        """Every replica is a process with a name of its own."""
-        return replicas_of(wanted)
+        """Every replica is a process with a name of its own, if there are GPUs for it."""
+        return self._placements.placed(replicas_of(wanted))
 
     async def scale(self, name: str, replicas: int) -> None:
         """A process is always one."""
@@ -153,8 +160,8 @@ class ProcessRuntime:
         return await asyncio.to_thread(self._processes.last_words, name)
 
     def waits_for(self, job_id: str) -> str:
-        """A machine refuses no process."""
-        return ""
+        """GPUs, if the machine has some and not enough."""
+        return self._placements.waits_for(job_id)
 
     async def close(self) -> None:
         """The processes go on."""
@@ -197,6 +204,7 @@ class ProcessRuntime:
             alive=self._processes.alive(record.name),
             outdated=any(record.labels.get(k, "") != v for k, v in self._labels().items()),
             pending=pending,
+            devices=tuple(int(n) for n in record.labels.get(_DEVICES, "").split(",") if n),
         )
 
     def _start(self, wanted: Wanted, settings: ServiceSettings, path: Path) -> None:
@@ -212,7 +220,10 @@ class ProcessRuntime:
         }
         command = self._command(wanted, path)
         alone = wanted.kind is WorkerKind.TRAINER and not _by_torchrun(wanted)
-        environment = ONLY_RANK if alone else {}
+        environment = dict(ONLY_RANK) if alone else {}
+        if wanted.devices is not None:
+            labels[_DEVICES] = ",".join(str(device.index) for device in wanted.devices)
+            environment[VISIBLE] = ",".join(device.visible for device in wanted.devices)
         self._ready.discard(wanted.name)
         self._processes.start(
             wanted.name,
@@ -230,6 +241,7 @@ class ProcessRuntime:
             options["incarnation"] = incarnation
         if wanted.kind is WorkerKind.ROLLOUT:
             options["pool"] = wanted.pool
+            options["memory_share"] = wanted.memory_share
             if wanted.pool in self._pools:
                 options["engines"] = self._pools[wanted.pool].engines
         if wanted.kind is WorkerKind.ENVIRONMENT and self._worlds:

@@ -16,7 +16,7 @@ from paceline.plugins import StrictModel
 class TorchOptions(StrictModel):
     """`rollout.engine` of a job file with `kind: torch`."""
 
-    device: str = "cpu"
+    device: str = "auto"
     flush_s: float = Field(default=0.25, ge=0)
     prefill_tokens: int = Field(default=512, ge=1)
     cache_bytes: int = Field(default=2 << 30, ge=0)

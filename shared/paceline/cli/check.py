@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from paceline.cli.needs import lines, needs
+from paceline.cli.needs.memory import lines, needs
 from paceline.cli.terminal.printing import say
 from paceline.config import JobSpec, load_job
 from paceline.config.documents import read_yaml
@@ -17,12 +17,14 @@ from paceline.config.load import load
 from paceline.config.load import validate as validate_settings
 from paceline.config.named import module_targets, problems
 from paceline.config.plugins import PluginSettings
+from paceline.config.precision import with_dtype
 from paceline.config.recipes import recipe
 from paceline.config.sections.model import ModelPlace, ModelSpec, is_folder
 from paceline.config.service import EndpointsFile
 from paceline.config.uploads import DataSpec
 from paceline.errors import ConfigError, InvalidError
 from paceline.local.checks import findings
+from paceline.local.devices.report import plan_here
 from paceline.plugins import registry as registry
 from paceline.plugins.allowed import AllowedTargets
 from paceline.plugins.slot_options import is_here
@@ -38,7 +40,8 @@ def validate(arguments: Namespace) -> int:
         say(resolved(spec))
         return 0
     say(f"{arguments.job_file}: ok")
-    for line in lines(needs(spec)):
+    planned = plan_here(with_dtype(spec, "auto"))
+    for line in lines(needs(spec)) if planned is None else planned.lines():
         say(line)
     return 0
 

@@ -194,6 +194,18 @@ def _add_offline(commands: Any) -> None:
     validate.add_argument(
         "--resolved", action="store_true", help="print the job with all its values"
     )
+    plan = _command(
+        commands, "plan", "needs.devices:plan", "show which GPUs of a machine a job would get"
+    )
+    _add_job_file(plan)
+    _add_allow(plan)
+    plan.add_argument(
+        "--devices",
+        default="",
+        metavar="8x80GiB",
+        help="GPUs of another machine: 8xH100:80GiB, 2x80GiB+1x24GiB, none (default: those here)",
+    )
+    plan.add_argument("--json", action="store_true", help="print one JSON object")
     data = commands.add_parser("data", help="look at the rows of a job")
     verbs = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
     inspect = _command(

@@ -48,6 +48,7 @@ from paceline.data.job_data import EVERYWHERE
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import InvalidError, PacelineError, StateError
 from paceline.files import TOKEN_FILE, read_json
+from paceline.local.devices.report import plan_here
 from paceline.local.supervisor import Local
 from paceline.telemetry import logs
 
@@ -76,6 +77,7 @@ def run(arguments: Namespace) -> int:
         _check_unfinished(run_dir)
     check_endpoints(spec, arguments.endpoints)
     check_all(spec, allowed_targets(arguments))
+    _place(spec, quiet=arguments.quiet)
     with (
         running(run_dir, arguments) as local,
         Client(local.url, token=local.token) as client,
@@ -100,6 +102,17 @@ def run(arguments: Namespace) -> int:
     if code == Exit.OK:
         say(f"{job_id} succeeded; results in {run_dir}")
     return code
+
+
+def _place(spec: JobSpec, *, quiet: bool) -> None:
+    """Say which GPUs the job gets; raise `InvalidError` if this machine has too few."""
+    planned = plan_here(spec)
+    if planned is None:
+        return
+    if planned.refusal:
+        raise InvalidError(f"devices: {planned.refusal}")
+    for line in () if quiet else planned.lines():
+        say(line)
 
 
 def _check_unfinished(run_dir: Path) -> None:

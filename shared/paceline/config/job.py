@@ -16,9 +16,10 @@ from paceline.config.objective import ObjectiveSpec, Slots
 from paceline.config.recipes import MAX_RECIPES
 from paceline.config.sections.checkpoints import CheckpointSpec
 from paceline.config.sections.lora import LoraSpec
+from paceline.config.sections.mismatch import MismatchSpec
 from paceline.config.sections.model import ModelSpec
 from paceline.config.sections.outside import outside_problem
-from paceline.config.sections.rollout import RolloutSpec, Threads
+from paceline.config.sections.rollout import Devices, RolloutSpec, Threads
 from paceline.config.sections.samples import KeptSamplesSpec
 from paceline.config.tracking import TrackingSpec
 from paceline.config.uploads import CodeSpec, DataSpec
@@ -226,19 +227,6 @@ class OptimizerSpec(StrictModel):
     """Steps in which the learning rate grows to `lr`."""
 
 
-class MismatchSpec(StrictModel):
-    """Mismatch between log-probs of engine and trainer, measured once for every version."""
-
-    sequences: int = Field(default=2, ge=0, le=4096)
-    """Per version and rank, recomputed with the weights that sampled them."""
-    bytes: int = Field(default=1 << 30, ge=0, le=1 << 44)
-    """Host memory per rank for weights of past versions; those that do not fit are not checked."""
-    on_excess: Literal["stop", "warn"] = "stop"
-    """Where `mismatch_kl` of three versions running is above 0.05 and 20 times the trainer's own
-    noise: `stop` starts a rollout worker again if others agree with the trainer, and fails the job
-    if none does; `warn` only says so."""
-
-
 class TrainerSpec(StrictModel):
     """Optimisation, checkpoints and publication."""
 
@@ -254,6 +242,9 @@ class TrainerSpec(StrictModel):
     """Optimiser updates per batch."""
     world_size: int = Field(default=1, gt=0, le=4096)
     """Ranks that share model and batch, one for each GPU."""
+    devices: Devices = "auto"
+    """On one machine: the GPUs of its ranks (`"0,1"`), `cpu`, or `auto`: a free GPU for each rank,
+    and the CPU where there is none."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the forward and backward pass, `auto` as for the model; master weights are
     float32."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 CPUINFO, GPUS = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/gpus")
+NO_GPUS = Path("/nonexistent")
 UNITS = frozenset({"amx_bf16", "avx512_bf16", "bf16", "svebf16"})
 """Flags of processors that multiply bfloat16 in hardware: x86 and Arm. Others emulate it: three
 times slower than float32."""
@@ -27,12 +28,22 @@ def fast_dtype(*, cpuinfo: Path = CPUINFO, gpus: Path = GPUS) -> Dtype:
 
 
 def with_dtype(spec: JobSpec, dtype: Dtype) -> JobSpec:
-    """The job with `dtype` wherever it says `auto`; for `auto` itself, what is fast here."""
-    parts = {"model": spec.model, "trainer": spec.trainer}
-    if all(part.dtype != "auto" for part in parts.values()):
-        return spec
-    chosen = {"dtype": fast_dtype() if dtype == "auto" else dtype}
-    changed = {
-        name: part.model_copy(update=chosen) for name, part in parts.items() if part.dtype == "auto"
+    """The job with `dtype` wherever it says `auto`.
+
+    For `auto` itself, what is fast where the part computes: on this machine's GPUs, unless its
+    `devices` are the CPU.
+    """
+    parts = {
+        "model": (spec.model, spec.rollout.devices),
+        "trainer": (spec.trainer, spec.trainer.devices),
     }
-    return spec.model_copy(update=changed)
+    changed = {
+        name: part.model_copy(update={"dtype": _fast(devices) if dtype == "auto" else dtype})
+        for name, (part, devices) in parts.items()
+        if part.dtype == "auto"
+    }
+    return spec.model_copy(update=changed) if changed else spec
+
+
+def _fast(devices: str) -> Dtype:
+    return fast_dtype(gpus=NO_GPUS) if devices == "cpu" else fast_dtype()

@@ -442,6 +442,8 @@ class RolloutOptions(WeightsOptions):
     engines: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
     """The installation's settings of engines, by kind: interpreters, arguments, addresses. See
     docs/engines.md; the job's options are in its `rollout.engine`."""
+    memory_share: float | None = Field(default=None, gt=0, lt=1)
+    """Share of its GPU's memory for an engine that otherwise takes all it finds."""
     max_refusals: int = Field(default=3, ge=1)
     """Loads of one version whose canary disagrees, until the worker refuses it for good."""
 

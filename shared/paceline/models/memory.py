@@ -12,6 +12,8 @@ from paceline.config import JobSpec
 _ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PROCESS = 300 << 20
 """Bytes of a process with torch and transformers, before it loads anything."""
+_CONTEXT = 700 << 20
+"""Bytes of a GPU that CUDA, its libraries and the gaps of the allocator take."""
 _LIGHT = 800 << 20
 """Bytes of the services that compute nothing, on one machine."""
 _HIDDEN_STATES = 17
@@ -30,6 +32,8 @@ class MemoryPart(NamedTuple):
     num_bytes: int
     lower: str = ""
     """The field that lowers it, or the value to give it."""
+    on_host: bool = False
+    """Whether it stays in the machine's memory if the process computes on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,21 @@ def needs_of(spec: JobSpec, size: ModelSize) -> list[MemoryNeed]:
     ]
 
 
+def trainer_device_bytes(spec: JobSpec, size: ModelSize) -> int:
+    """What a trainer rank needs at most of its GPU; precisions are decided."""
+    parts = _trainer(spec, size)
+    return _CONTEXT + sum(part.num_bytes for part in parts if not part.on_host)
+
+
+def rollout_device_bytes(spec: JobSpec, size: ModelSize, *, gpus: int = 1) -> int:
+    """What a rollout worker needs at most of each of its GPUs; precisions are decided.
+
+    Its engine shares out weights, those of the next version, and keys and values.
+    """
+    weights = 2 * _ITEM.get(spec.model.dtype, 4) * size.parameters
+    return _CONTEXT + (weights + _cache_bytes(spec, size)) // gpus
+
+
 def _trainer(spec: JobSpec, size: ModelSize) -> list[MemoryPart]:
     trainer, world = spec.trainer, spec.trainer.world_size
     item, served = _ITEM.get(trainer.dtype, 4), _ITEM.get(spec.model.dtype, 4)
@@ -107,9 +126,13 @@ def _trainer(spec: JobSpec, size: ModelSize) -> list[MemoryPart]:
     states = item * size.hidden * (tokens * layers * _HIDDEN_STATES + tokens * size.layers)
     logits = 4 * _ITEM["float32"] * _LOGITS
     parts = [
-        MemoryPart("process", _PROCESS),
+        MemoryPart("process", _PROCESS, on_host=True),
         MemoryPart("activations", states + logits, "trainer.tokens_per_micro_batch"),
-        MemoryPart("versions served and kept for the mismatch check", max(2 * version, kept)),
+        MemoryPart(
+            "versions served and kept for the mismatch check",
+            max(2 * version, kept),
+            on_host=True,
+        ),
     ]
     if trainer.lora is not None:
         return [*parts, MemoryPart("weights", item * size.parameters // world)]
@@ -120,19 +143,21 @@ def _trainer(spec: JobSpec, size: ModelSize) -> list[MemoryPart]:
 
 def _rollout(spec: JobSpec, size: ModelSize) -> list[MemoryPart]:
     item = _ITEM.get(spec.model.dtype, 4)
-    bound = int(spec.rollout.engine.options.get("cache_bytes", _CACHE))
-    tokens = min(spec.rollout.max_concurrent, _open_episodes(spec)) * spec.sampling.max_context
     packed = 2 if spec.rollout.engine.options.get("packed", True) else 1
     return [
         MemoryPart("process", _PROCESS),
         MemoryPart("weights, and those of the next version", 2 * packed * item * size.parameters),
         MemoryPart("versions received", 2 * item * size.parameters),
-        MemoryPart(
-            "keys and values",
-            min(tokens * size.token_bytes * item // 2, bound),
-            "rollout.max_concurrent",
-        ),
+        MemoryPart("keys and values", _cache_bytes(spec, size), "rollout.max_concurrent"),
     ]
+
+
+def _cache_bytes(spec: JobSpec, size: ModelSize) -> int:
+    """Keys and values of all requests that an engine has at once."""
+    item = _ITEM.get(spec.model.dtype, 4)
+    bound = int(spec.rollout.engine.options.get("cache_bytes", _CACHE))
+    tokens = min(spec.rollout.max_concurrent, _open_episodes(spec)) * spec.sampling.max_context
+    return min(tokens * size.token_bytes * item // 2, bound)
 
 
 def _open_episodes(spec: JobSpec) -> int:

@@ -4,6 +4,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ import pytest
 from paceline.config import ServiceSettings, load_settings
 from paceline.config.service import ControllerOptions
 from paceline.enums import WorkerKind
+from paceline.local.devices.device import Device
 from paceline.local.ports import PortSlots
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.reconciler import Reconciler
@@ -222,3 +224,27 @@ async def test_a_child_exits_without_its_controller(tmp_path: Path) -> None:
 async def test_an_unknown_process_is_not_ready(runtime: ProcessRuntime) -> None:
     assert not await runtime.ready("reward-7")
     assert await runtime.last_words("reward-7") == ""
+
+
+async def test_a_process_sees_only_its_gpus(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    seen = tmp_path / "service.py"
+    seen.write_text("import os, sys, time; print(os.environ); sys.stdout.flush(); time.sleep(600)")
+    gpus = tuple(Device(n, f"GPU-{n}", "H100", 1 << 30) for n in (1, 3))
+    wanted = Wanted("rollout-a-0", WorkerKind.ROLLOUT, job_id="a", devices=gpus, memory_share=0.4)
+    await runtime.start(wanted, incarnation=0)
+    await runtime.start(replace(REWARD, devices=()), incarnation=0)
+
+    async def printed() -> bool:
+        texts = [(tmp_path / "logs" / f"{n}.out").read_text() for n in ("rollout-a-0", "reward-0")]
+        return (
+            "'CUDA_VISIBLE_DEVICES': 'GPU-1,GPU-3'" in texts[0]
+            and "'CUDA_VISIBLE_DEVICES': ''" in texts[1]
+        )
+
+    await until(printed)
+    assert {found.name: found.devices for found in await runtime.list()} == {
+        "rollout-a-0": (1, 3),
+        "reward-0": (),
+    }
+    settings = load_settings(tmp_path / "settings" / "rollout-a-0.yaml")
+    assert settings.options["memory_share"] == 0.4

@@ -28,11 +28,13 @@ def sglang(
     tokenizer_dir: Path | None,
     job_id: str,
     settings: Mapping[str, Any] | None = None,
+    memory_share: float | None = None,
     **options: Any,
 ) -> SglangEngine:
     """An engine with a server that is launched or attached to.
 
     `options` are the job's `SglangOptions`, `settings` the pool's `SglangSettings`.
+    `memory_share`: its `mem_fraction`, unless the job has one.
 
     Raises:
         ConfigError: the job has no model files, or an option or setting is wrong.
@@ -58,7 +60,7 @@ def sglang(
         ep=job_options.ep,
         deterministic=job_options.deterministic,
         module=pool_settings.module,
-        args=(*_flags(job_options), *pool_settings.args),
+        args=(*_flags(job_options, memory_share), *pool_settings.args),
         environment=pool_settings.environment,
     )
     return SglangEngine(
@@ -78,10 +80,11 @@ def sglang(
     )
 
 
-def _flags(job_options: SglangOptions) -> list[str]:
+def _flags(job_options: SglangOptions, memory_share: float | None) -> list[str]:
     flags = [] if job_options.kv_dtype == "auto" else [f"--kv-cache-dtype={job_options.kv_dtype}"]
-    if job_options.mem_fraction is not None:
-        flags.append(f"--mem-fraction-static={job_options.mem_fraction}")
+    share = memory_share if job_options.mem_fraction is None else job_options.mem_fraction
+    if share is not None:
+        flags.append(f"--mem-fraction-static={share}")
     if job_options.chunked_prefill is not None:
         flags.append(f"--chunked-prefill-size={job_options.chunked_prefill}")
     return flags

@@ -20,6 +20,7 @@ from paceline.plugins import EngineOutput, EngineRequest, EngineStatus
 from paceline.telemetry.logs import Log
 from paceline_rollout.activation import Swap, parse_activation
 from paceline_rollout.engines.base import OutputQueue, decoder
+from paceline_rollout.engines.torch.forward import device_of
 from paceline_rollout.engines.torch.model import TorchModel
 from paceline_rollout.engines.torch.scheduler import Scheduler
 from paceline_rollout.engines.torch.weights import DTYPES, Weights
@@ -42,7 +43,7 @@ class TorchEngine:
         threads: int,
         tokenizer_dir: Path | None,
         job_id: str,
-        device: str = "cpu",
+        device: str = "auto",
         flush_s: float = 0.25,
         prefill_tokens: int = 512,
         cache_bytes: int = 2 << 30,
@@ -55,7 +56,8 @@ class TorchEngine:
         tokens or more are kept once and shared by all requests that begin with them, shorter ones
         are copied; 0: each request computes its own. `cache_bytes` bounds all keys and values,
         unless a single request needs more. `packed` keeps a second copy of large layers in the
-        layout that CPUs read fastest.
+        layout that CPUs read fastest. `device`: `auto` is the GPU that this process sees, or the
+        CPU.
         """
         for name, value, minimum in (
             ("prefill_tokens", prefill_tokens, 1),
@@ -70,7 +72,7 @@ class TorchEngine:
         self._model_dir = model_dir
         self._tokenizer_dir = tokenizer_dir
         self._dtype = dtype
-        self._device = device
+        self._device = device_of(device)
         self._max_context = max_context
         self._max_concurrent = max_concurrent
         self._threads = threads

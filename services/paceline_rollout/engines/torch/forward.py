@@ -91,3 +91,10 @@ class ForwardPasses:
 
 AttentionInterface.register(ATTENTION, attention)
 AttentionMaskInterface.register(ATTENTION, masks)
+
+
+def device_of(name: str) -> str:
+    """The torch device of a name; `auto` is the GPU that this process sees, or the CPU."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"

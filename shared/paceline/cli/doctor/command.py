@@ -14,7 +14,7 @@ from paceline.cli.check import read_job
 from paceline.cli.doctor import installation, machine
 from paceline.cli.doctor.cluster import cluster
 from paceline.cli.doctor.finding import Condition, Finding, note, ok
-from paceline.cli.needs import lower, needs, total, words
+from paceline.cli.needs.memory import lower, needs, total, words
 from paceline.cli.target.run_dirs import run_dir_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from paceline.config.base import Name, PluginSpec
 from paceline.plugins import StrictModel
@@ -14,6 +14,21 @@ Threads = Literal["auto"] | Annotated[int, Field(gt=0, le=1024)]
 share."""
 
 
+def _as_text(value: Any) -> Any:
+    """One index, or a list of them, as the text that stands for it."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(index) for index in cast("list[Any]", value))
+    return value
+
+
+Devices = Annotated[
+    str,
+    Field(pattern=r"^(auto|cpu|\d{1,4}(,\d{1,4})*)$", max_length=5000),
+    BeforeValidator(_as_text),
+]
+"""Where a process computes: `auto`, `cpu`, or indices of GPUs of one machine (`"0,1"`)."""
 CANARY_RATIO = 2.0
 """Correct engines stay below 1.2 times the noise, wrong names, orders and shards above 2.1."""
 CANARY_FLOOR = 2e-4
@@ -56,6 +71,12 @@ class RolloutSpec(StrictModel):
     it, `at_boundary` lets them finish with the old ones."""
     max_concurrent: int = Field(default=512, gt=0, le=65_536)
     """Concurrent requests per engine; further ones wait."""
+    devices: Devices = "auto"
+    """On one machine: the GPUs of all workers (`"1,2,3"`), `cpu`, or `auto`: as many free GPUs as
+    their engines need (`tp` x `dp` each), and the CPU where there is no GPU."""
+    colocate: bool | None = None
+    """On one machine: whether workers compute on the trainer's GPUs, for which both have to fit
+    into their memory; if null, where it has too few GPUs for both apart."""
     threads: Threads = "auto"
     """Threads of an engine that computes on a CPU."""
     canary: CanarySpec = CanarySpec()

@@ -1,0 +1,1 @@
+"""What a job needs of this machine, before it starts: memory and GPUs."""

@@ -1,0 +1,151 @@
+"""What a job would get on a machine: for people before anything starts, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config.job import JobSpec
+from paceline.config.sections.lora import LoraSpec
+from paceline.local.devices.demand import JobDemand, demand_of
+from paceline.local.devices.device import Device, listed, summary
+from paceline.local.devices.discovery import devices_here
+from paceline.local.devices.placement import TRAINER, Lack, Placement, place, wants
+from paceline.local.devices.split import split_of
+from paceline.models.memory import ModelSize, size_of
+from paceline.text import human_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """GPUs of a machine, and which of them the processes of a job get."""
+
+    devices: tuple[Device, ...]
+    demand: JobDemand
+    placement: Placement | None
+    refusal: str = ""
+    warnings: tuple[str, ...] = ()
+
+    def bytes_on(self, index: int) -> int:
+        """What the job needs at most of a GPU; 0: nothing, or not known."""
+        roles = self.placement.roles if self.placement is not None else {}
+        needs = (
+            self.demand.trainer if role == TRAINER else self.demand.rollout
+            for role, indices in roles.items()
+            if index in indices
+        )
+        return sum(need.num_bytes for need in needs)
+
+    def lines(self) -> Iterator[str]:
+        """What to print."""
+        yield f"devices: {summary(self.devices)}"
+        if self.placement is None:
+            yield f"refused: {self.refusal}"
+            return
+        if self.devices:
+            yield f"asks for: {wants(self.demand) if self.demand.count else 'no GPU'}"
+        for device in self.devices:
+            yield self._line_of(device)
+        on_cpu = [role for role, indices in self.placement.roles.items() if not indices]
+        if on_cpu:
+            yield f"on the CPU: {', '.join(on_cpu)}"
+        if self.placement.colocated:
+            yield "colocated: trainer and rollout workers stay resident on the same GPUs"
+        for text in self.warnings:
+            yield f"warning: {text}"
+
+    def document(self) -> dict[str, Any]:
+        """The plan as JSON."""
+        return {
+            "devices": [
+                {
+                    "index": device.index,
+                    "name": device.name,
+                    "bytes": device.num_bytes,
+                    "used_bytes": device.used_bytes,
+                    "planned_bytes": self.bytes_on(device.index),
+                }
+                for device in self.devices
+            ],
+            "roles": {
+                role: list(indices)
+                for role, indices in (self.placement.roles if self.placement else {}).items()
+            },
+            "colocated": self.placement is not None and self.placement.colocated,
+            "refusal": self.refusal,
+            "warnings": list(self.warnings),
+        }
+
+    def _line_of(self, device: Device) -> str:
+        assert self.placement is not None
+        roles = [r for r, indices in self.placement.roles.items() if device.index in indices]
+        if not roles:
+            return f"{device}: unused"
+        need = self.bytes_on(device.index)
+        told = f"at most {human_bytes(need)} of {human_bytes(device.free_bytes)}"
+        memory = told if need else "memory not known: the model is not on this machine"
+        return f"{device}: {', '.join(roles)} ({memory})"
+
+
+def plan_of(spec: JobSpec, devices: Sequence[Device], size: ModelSize | None = None) -> DevicePlan:
+    """Plan a job onto devices that no other job has."""
+    size = size or size_of(Path(spec.model.path))
+    demand = demand_of(spec, size)
+    found = place(demand, devices)
+    if isinstance(found, Lack):
+        remedy = "" if size is None else _remedy(spec, size, devices)
+        return DevicePlan(tuple(devices), demand, None, refusal=found.text + remedy)
+    warnings = (*found.warnings, *_unused(spec, size, devices, found))
+    return DevicePlan(tuple(devices), demand, found, warnings=warnings)
+
+
+def plan_here(spec: JobSpec) -> DevicePlan | None:
+    """Plan a job onto the GPUs of this machine; None: it has none."""
+    devices = devices_here()
+    return plan_of(spec, devices) if devices else None
+
+
+_REMEDIES = (
+    {"gradient_checkpointing": True},
+    {"lora": LoraSpec()},
+    {"lora": LoraSpec(), "gradient_checkpointing": True},
+)
+
+
+def _remedy(spec: JobSpec, size: ModelSize, devices: Sequence[Device]) -> str:
+    """The least change of the trainer with which the job fits; empty: there is none."""
+    ranks = range(spec.trainer.world_size + 1, len(devices) + 1)
+    for change in [*({"world_size": number} for number in ranks), *_REMEDIES]:
+        trainer = spec.trainer.model_copy(update=change)
+        demand = demand_of(spec.model_copy(update={"trainer": trainer}), size)
+        if not isinstance(place(demand, devices), Lack):
+            fields = (f"trainer.{name}: {_written(value)}" for name, value in change.items())
+            return f"; it fits with {' and '.join(fields)}"
+    return ""
+
+
+def _written(value: object) -> str:
+    return "{}" if isinstance(value, LoraSpec) else str(value).lower()
+
+
+def _unused(
+    spec: JobSpec, size: ModelSize | None, devices: Sequence[Device], placement: Placement
+) -> Iterator[str]:
+    """Which GPUs do nothing for the job, and the fields that would use them."""
+    unused = [device for device in devices if device.index not in placement.used]
+    if not unused:
+        return
+    text = f"{listed(unused)} of {len(devices)} would be unused"
+    whole = [device for device in devices if not device.is_slice]
+    split = None if size is None else split_of(spec, size, whole)
+    if split is not None and (split.world_size, split.replicas) != (
+        spec.trainer.world_size,
+        spec.rollout.replicas,
+    ):
+        text += (
+            f"; with trainer.world_size: {split.world_size} and rollout.replicas: "
+            f"{split.replicas} all would be busy for about as long (an estimate)"
+        )
+    yield text
