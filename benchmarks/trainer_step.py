@@ -206,7 +206,7 @@ async def train(
     from paceline.weights import HttpTransport, TransportSettings
     from paceline_trainer.checkpoints.checkpoint import Checkpoints
     from paceline_trainer.client import TrainerLedger
-    from paceline_trainer.mismatch.comparison import mismatch_of
+    from paceline_trainer.step.mismatch.comparison import mismatch_of
     from paceline_trainer.phase_clock import PhaseClock
     from paceline_trainer.ranks.distributed import RankGroup
     from paceline_trainer.ranks.rank_info import RankInfo

@@ -34,7 +34,7 @@ from paceline.tokens.transcript import TranscriptBuilder
 from paceline.transport.endpoints import WorkerEndpoints
 from paceline.types import Assignment, EpisodeStart, SamplingParams, TokenSpan
 from paceline.v1 import types_pb2
-from paceline_environment.policies.outside import OutsideModel
+from paceline_environment.outside.model import OutsideModel
 from paceline_environment.rollouts.turn import PrefixHolders
 from paceline_environment.scoring import MAX_ITEMS
 from paceline_environment.variants import Call, JobTransform, ShownVariant, parsed

@@ -39,7 +39,6 @@ from paceline_trainer.checkpoints.folders import SavedCheckpoint, checkpoints_of
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.gauges import TrainerGauges, peak_of, shape_of
 from paceline_trainer.liveness import TrainerLiveness
-from paceline_trainer.mismatch.comparison import mismatch_of
 from paceline_trainer.phase_clock import PhaseClock, report_loading
 from paceline_trainer.ranks.distributed import RankGroup, StopBroadcast
 from paceline_trainer.ranks.rank_info import RankInfo
@@ -47,6 +46,7 @@ from paceline_trainer.servicer import StatusServicer, TrainerReport
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_reference, open_policy
+from paceline_trainer.step.mismatch.comparison import mismatch_of
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import WeightHistory

@@ -25,10 +25,10 @@ from paceline_trainer.checkpoints.state import StagedCheckpoint
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.columns import Share
 from paceline_trainer.gauges import TrainerGauges
-from paceline_trainer.mismatch.comparison import Mismatch
 from paceline_trainer.phase_clock import PhaseClock
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
+from paceline_trainer.step.mismatch.comparison import Mismatch
 from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import local_shards

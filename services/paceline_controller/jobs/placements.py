@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.enums import JobState, WorkerKind
-from paceline.local.devices.demand import JobDemand, demand_of
+from paceline.local.devices.demand import DeviceDemand, demand_of
 from paceline.local.devices.device import Device, listed
 from paceline.local.devices.placement import (
     TRAINER,
@@ -32,7 +32,7 @@ log = Log("placements")
 class _Job:
     """A job that has GPUs, or is to get some."""
 
-    demand: JobDemand
+    demand: DeviceDemand
     placement: Placement | None = None
     lack: str = ""
     roles: dict[str, str] = field(default_factory=dict[str, str])  # by process
@@ -42,7 +42,7 @@ class DeviceRoom:
     """GPUs that are free, while queued jobs are admitted one by one."""
 
     def __init__(
-        self, devices: Sequence[Device], taken: set[int], demand: Callable[[LiveJob], JobDemand]
+        self, devices: Sequence[Device], taken: set[int], demand: Callable[[LiveJob], DeviceDemand]
     ) -> None:
         self._devices = devices
         self._taken = taken
@@ -77,7 +77,7 @@ class Placements:
     def __init__(self, devices: Sequence[Device] = ()) -> None:
         self._devices = tuple(devices)
         self._jobs: dict[str, _Job] = {}
-        self._demands: dict[str, JobDemand] = {}
+        self._demands: dict[str, DeviceDemand] = {}
         self._held: Held = {}
 
     @property
@@ -125,7 +125,7 @@ class Placements:
             if known.placement is None:
                 self._place(known, self._adopted(job.job_id, known))
 
-    def demand(self, job: LiveJob) -> JobDemand:
+    def demand(self, job: LiveJob) -> DeviceDemand:
         """What a job asks for; the folder of its model is read once."""
         if job.job_id not in self._demands:
             self._demands[job.job_id] = demand_of(job.spec)

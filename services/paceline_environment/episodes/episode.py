@@ -23,12 +23,12 @@ from paceline.types import (
 from paceline.v1 import reward_pb2
 from paceline_environment.episodes.calls import loads_of
 from paceline_environment.episodes.peers import EpisodePeers
+from paceline_environment.episodes.policies.base import PolicyTurns
+from paceline_environment.episodes.policies.chat_turns import ChatTurns
+from paceline_environment.episodes.policies.token_turns import TokenTurns
 from paceline_environment.episodes.resume import has_begun, num_policy_tokens
 from paceline_environment.episodes.texts import texts_of
 from paceline_environment.jobs import GroupContext
-from paceline_environment.policies.base import PolicyTurns
-from paceline_environment.policies.chat_turns import ChatTurns
-from paceline_environment.policies.token_turns import TokenTurns
 from paceline_environment.variants import ShownVariant, with_prompt
 
 Result = TypeVar("Result")

@@ -58,8 +58,7 @@ _TRANSIENT = (
     MissingDataError,  # of a volume that comes back
     OSError,
 )
-RETRY_S = 60.0
-"""Until a job that could not be opened is tried again."""
+RETRY_S = 60.0  # until a job that could not be opened is tried again
 _MAX_UNTRIED = 3
 
 

@@ -19,10 +19,10 @@ from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.objective.pipeline import Objective, UpdatePlan
 from paceline.telemetry.logs import Log
 from paceline_trainer.columns import Columns, Share, columns
-from paceline_trainer.mismatch.comparison import Mismatch
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.data import PolicyTokens, policy_tokens
+from paceline_trainer.step.mismatch.comparison import Mismatch
 from paceline_trainer.step.model import LogitReaders, PolicyModel, TokenScores
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.scorer import TokenScorer, UpdateShard

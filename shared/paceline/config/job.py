@@ -384,7 +384,16 @@ class JobSpec(StrictModel):
 
     @model_validator(mode="after")
     def _endpoint_is_only_measured(self) -> JobSpec:
-        if problem := outside_problem(self):
+        sets = self.eval_sets.items()
+        evals = {f"evals.{n}.options" if n else "eval.options": each.options for n, each in sets}
+        problem = outside_problem(
+            self.model,
+            kind=self.kind,
+            is_fork=self.fork is not None,
+            is_scaled=self.rollout.scaling is not None,
+            options={"tasks.options": self.tasks.options, **evals},
+        )
+        if problem:
             raise ValueError(problem)
         return self
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import Field, field_validator
 
 from paceline.config.lifecycle.webhooks import WebhookSettings
 from paceline.config.limits import LimitSettings
@@ -17,6 +16,7 @@ from paceline.config.sections.endpoints import EndpointSettings
 from paceline.config.sections.model import ModelSettings
 from paceline.config.sections.scaling import ScalingOptions
 from paceline.config.tokenizers import TokenizerSettings
+from paceline.config.uploads import DataFolder
 from paceline.enums import WorkerKind
 from paceline.plugins import StrictModel
 
@@ -292,21 +292,6 @@ class ControllerOptions(StrictModel):
 
 
 SandboxLevel = Annotated[int, Field(ge=2, le=3)]
-# Protocols of fsspec that read files of this machine, where links lead anywhere.
-_NO_STORE = re.compile(
-    "file|local|asynclocal|async_?wrapper|(block|file|simple)?cached?|dask|data|dir|dvc|generic|git|"
-    "libarchive|memory|reference|tar|zip"
-)
-
-
-def _check_data_folder(value: str) -> str:
-    scheme, mark, _ = value.partition("://")
-    if (mark and not _NO_STORE.fullmatch(scheme)) or (not mark and value.startswith("/")):
-        return value
-    raise ValueError(f"{value!r} is neither an absolute path nor a URL of an object store")
-
-
-DataFolder = Annotated[str, AfterValidator(_check_data_folder)]
 
 
 class ExperienceOptions(StrictModel):

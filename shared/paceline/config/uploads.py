@@ -1,8 +1,11 @@
-"""The sections `code` and `data` of a job file: what comes with the job."""
+"""The sections `code` and `data` of a job file, and folders from which jobs may read data."""
 
 from __future__ import annotations
 
-from pydantic import Field
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from paceline.plugins import StrictModel
 
@@ -25,3 +28,20 @@ class DataSpec(StrictModel):
     pack and upload."""
     digest: str = Field(default="", max_length=64, pattern="^([0-9a-f]{64})?$")
     """SHA-256 of the uploaded archive; filled in by whoever uploads it."""
+
+
+# Protocols of fsspec that read files of this machine, where links lead anywhere.
+_NO_STORE = re.compile(
+    "file|local|asynclocal|async_?wrapper|(block|file|simple)?cached?|dask|data|dir|dvc|generic|git|"
+    "libarchive|memory|reference|tar|zip"
+)
+
+
+def _check_data_folder(value: str) -> str:
+    scheme, mark, _ = value.partition("://")
+    if (mark and not _NO_STORE.fullmatch(scheme)) or (not mark and value.startswith("/")):
+        return value
+    raise ValueError(f"{value!r} is neither an absolute path nor a URL of an object store")
+
+
+DataFolder = Annotated[str, AfterValidator(_check_data_folder)]

@@ -47,6 +47,7 @@ class FakeObserved:
     replicas: int = 1
     ready: int = 0
     pending: bool = False
+    devices: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

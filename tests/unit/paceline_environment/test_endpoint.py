@@ -302,7 +302,7 @@ async def test_another_worker_goes_on_without_asking_twice(
 def test_calls_without_their_answers_are_shown_as_text() -> None:
     """A server refuses them; a world may answer as it likes."""
     from paceline.plugins import Message, Observation
-    from paceline_environment.policies.history import ChatHistory
+    from paceline_environment.outside.history import ChatHistory
 
     history = ChatHistory()
     history.observed(Observation(text="hi"))

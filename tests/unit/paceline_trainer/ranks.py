@@ -31,11 +31,11 @@ from paceline.weights.transport import TransportSettings
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.columns import Share
-from paceline_trainer.mismatch.comparison import Mismatch
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.ranks.rank_info import find_rank
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_policy, open_policy
+from paceline_trainer.step.mismatch.comparison import Mismatch
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import VersionSteps, WeightHistory

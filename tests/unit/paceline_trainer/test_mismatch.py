@@ -14,12 +14,12 @@ from paceline.errors import InvalidError
 from paceline.v1 import types_pb2
 from paceline.v1.types_pb2 import TOKEN_SOURCE_POLICY
 from paceline_trainer.columns import Columns, columns
-from paceline_trainer.mismatch.choice import choose
-from paceline_trainer.mismatch.comparison import Mismatch
-from paceline_trainer.mismatch.verdicts import Differences, MismatchLimit, WorkerCheck
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.data import Layout
 from paceline_trainer.step.loading import load_policy
+from paceline_trainer.step.mismatch.choice import choose
+from paceline_trainer.step.mismatch.comparison import Mismatch
+from paceline_trainer.step.mismatch.verdicts import Differences, MismatchLimit, WorkerCheck
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.versions import VersionSteps, WeightHistory
 

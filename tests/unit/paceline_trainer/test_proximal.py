@@ -16,11 +16,11 @@ from paceline.objective.load import load_objective
 from paceline.v1 import types_pb2
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.columns import Columns, Share, columns
-from paceline_trainer.mismatch.comparison import Mismatch
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_policy
+from paceline_trainer.step.mismatch.comparison import Mismatch
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.scorer import TokenScorer

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paceline.config.sections.outside import EndpointModelSpec
+from paceline.config.sections.endpoint_model import EndpointModelSpec
 from paceline.plugins import StrictModel
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")

@@ -24,7 +24,7 @@ _WITHOUT_GPU = frozenset({"simulated"})
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class DeviceNeed:
     """GPUs that one process asks for."""
 
     count: int
@@ -36,11 +36,11 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class JobDemand:
+class DeviceDemand:
     """GPUs that a job asks for; its rollout workers are alike."""
 
-    trainer: Need
-    rollout: Need
+    trainer: DeviceNeed
+    rollout: DeviceNeed
     replicas: int
     """Rollout workers without which it does not start."""
     colocate: bool | None = None
@@ -52,7 +52,7 @@ class JobDemand:
         return self.trainer.count + self.replicas * self.rollout.count
 
 
-def demand_of(spec: JobSpec, size: ModelSize | None = None) -> JobDemand:
+def demand_of(spec: JobSpec, size: ModelSize | None = None) -> DeviceDemand:
     """What a job asks for on a machine with GPUs.
 
     `size`: of its model; read from its folder if None, and not known if it is elsewhere.
@@ -60,9 +60,9 @@ def demand_of(spec: JobSpec, size: ModelSize | None = None) -> JobDemand:
     size = size or size_of(Path(spec.model.path))
     spec = with_dtype(spec, "bfloat16")
     if spec.model.endpoint is not None:
-        return JobDemand(Need(0), Need(0), replicas=0)
+        return DeviceDemand(DeviceNeed(0), DeviceNeed(0), replicas=0)
     bounds = spec.rollout.scaling
-    return JobDemand(
+    return DeviceDemand(
         trainer=_trainer(spec, size),
         rollout=_rollout(spec, size),
         replicas=spec.rollout.replicas if bounds is None else bounds.min_replicas,
@@ -70,22 +70,22 @@ def demand_of(spec: JobSpec, size: ModelSize | None = None) -> JobDemand:
     )
 
 
-def _trainer(spec: JobSpec, size: ModelSize | None) -> Need:
+def _trainer(spec: JobSpec, size: ModelSize | None) -> DeviceNeed:
     devices = spec.trainer.devices
     if devices == "cpu":
-        return Need(0)
+        return DeviceNeed(0)
     num_bytes = trainer_device_bytes(spec, size) if size is not None else 0
-    return Need(spec.trainer.world_size, num_bytes, _indices(devices))
+    return DeviceNeed(spec.trainer.world_size, num_bytes, _indices(devices))
 
 
-def _rollout(spec: JobSpec, size: ModelSize | None) -> Need:
+def _rollout(spec: JobSpec, size: ModelSize | None) -> DeviceNeed:
     engine, devices = spec.rollout.engine, spec.rollout.devices
     on_cpu = devices == "cpu" or engine.options.get("device") == "cpu"
     if on_cpu or engine.kind in _WITHOUT_GPU:
-        return Need(0)
+        return DeviceNeed(0)
     count = engine_gpus(engine.options)
     num_bytes = rollout_device_bytes(spec, size, gpus=count) if size is not None else 0
-    return Need(count, num_bytes, _indices(devices))
+    return DeviceNeed(count, num_bytes, _indices(devices))
 
 
 def engine_gpus(options: Mapping[str, Any]) -> int:

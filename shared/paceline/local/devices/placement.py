@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.local.devices.demand import JobDemand, Need
+from paceline.local.devices.demand import DeviceDemand, DeviceNeed
 from paceline.local.devices.device import Device, listed
 from paceline.text import human_bytes
 
@@ -53,7 +53,7 @@ class _Free:
     devices: dict[int, Device]
     given: dict[str, Indices] = field(default_factory=dict[str, Indices])
 
-    def give(self, role: str, need: Need, *, largest: bool) -> bool:
+    def give(self, role: str, need: DeviceNeed, *, largest: bool) -> bool:
         """Give a process its GPUs; False if there are not enough that are large enough."""
         indices = _choose(need, list(self.devices.values()), largest=largest)
         if indices is None:
@@ -65,7 +65,7 @@ class _Free:
 
 
 def place(
-    demand: JobDemand,
+    demand: DeviceDemand,
     devices: Sequence[Device],
     *,
     taken: Collection[int] = (),
@@ -95,7 +95,7 @@ def place(
 
 
 def more(
-    demand: JobDemand, devices: Sequence[Device], *, taken: Collection[int], own: Placement
+    demand: DeviceDemand, devices: Sequence[Device], *, taken: Collection[int], own: Placement
 ) -> Indices | None:
     """GPUs for one more rollout worker of a placed job; None: there are none."""
     if not demand.rollout.count or not devices:
@@ -107,7 +107,7 @@ def more(
 
 
 def memory_share(
-    demand: JobDemand, placement: Placement, devices: Sequence[Device]
+    demand: DeviceDemand, placement: Placement, devices: Sequence[Device]
 ) -> float | None:
     """The share of its GPUs' memory that a rollout worker may take; None: all of it.
 
@@ -122,11 +122,11 @@ def memory_share(
     return round(0.9 * left / most, 3)
 
 
-def _roles(demand: JobDemand) -> list[str]:
+def _roles(demand: DeviceDemand) -> list[str]:
     return [TRAINER, *(worker(number) for number in range(demand.replicas))]
 
 
-def _needs(demand: JobDemand) -> list[tuple[str, Need]]:
+def _needs(demand: DeviceDemand) -> list[tuple[str, DeviceNeed]]:
     """Processes that want GPUs, those that need most of each first: they have the least choice."""
     needs = [
         (role, demand.trainer if role == TRAINER else demand.rollout) for role in _roles(demand)
@@ -136,14 +136,14 @@ def _needs(demand: JobDemand) -> list[tuple[str, Need]]:
 
 
 def _apart(
-    demand: JobDemand, free: Sequence[Device], kept: Mapping[str, Indices]
+    demand: DeviceDemand, free: Sequence[Device], kept: Mapping[str, Indices]
 ) -> Placement | None:
     """Who needs most gets the largest GPUs if that works out, else the smallest that suffice."""
     return _filled(demand, free, kept, largest=True) or _filled(demand, free, kept, largest=False)
 
 
 def _filled(
-    demand: JobDemand, free: Iterable[Device], kept: Mapping[str, Indices], *, largest: bool
+    demand: DeviceDemand, free: Iterable[Device], kept: Mapping[str, Indices], *, largest: bool
 ) -> Placement | None:
     room = _Free({device.index: device for device in free})
     for role, indices in kept.items():
@@ -158,7 +158,7 @@ def _filled(
 
 
 def _together(
-    demand: JobDemand, free: Sequence[Device], kept: Mapping[str, Indices]
+    demand: DeviceDemand, free: Sequence[Device], kept: Mapping[str, Indices]
 ) -> Placement | None:
     """The trainer, and all workers on its GPUs in turn, so that each GPU has as many."""
     trainer, rollout, workers = demand.trainer, demand.rollout, demand.replicas
@@ -167,7 +167,8 @@ def _together(
     num_bytes = trainer.num_bytes + each * rollout.num_bytes
     own = kept.get(TRAINER) or next(iter(kept.values()), ())
     indices = own or _choose(
-        Need(width, num_bytes, trainer.pinned), [d for d in free if not d.is_slice or width == 1]
+        DeviceNeed(width, num_bytes, trainer.pinned),
+        [d for d in free if not d.is_slice or width == 1],
     )
     if indices is None:
         return None
@@ -182,7 +183,7 @@ def _together(
     return Placement({**roles, **kept}, colocated=True, warnings=(text,) if unknown else ())
 
 
-def _choose(need: Need, free: Sequence[Device], *, largest: bool = False) -> Indices | None:
+def _choose(need: DeviceNeed, free: Sequence[Device], *, largest: bool = False) -> Indices | None:
     """GPUs that are large enough, the smallest or the largest; None: too few are.
 
     Several are alike if so many are, and whole: slices of MIG do not compute together.
@@ -208,7 +209,7 @@ def _indices(devices: Iterable[Device]) -> Indices:
     return tuple(sorted(device.index for device in devices))
 
 
-def _impossible(demand: JobDemand, devices: Sequence[Device]) -> Lack | None:
+def _impossible(demand: DeviceDemand, devices: Sequence[Device]) -> Lack | None:
     """Indices that there are not, or that are too few."""
     known = {device.index for device in devices}
     wanted = (
@@ -224,7 +225,7 @@ def _impossible(demand: JobDemand, devices: Sequence[Device]) -> Lack | None:
     return None
 
 
-def wants(demand: JobDemand) -> str:
+def wants(demand: DeviceDemand) -> str:
     """What a job asks for: `4 GPUs (trainer 2, 2 rollout workers with 1 each)`."""
     parts: list[str] = []
     if demand.trainer.count:
@@ -236,13 +237,13 @@ def wants(demand: JobDemand) -> str:
     return f"{demand.count} GPU{'s' if demand.count > 1 else ''} ({', '.join(parts)})"
 
 
-def _busy(demand: JobDemand, devices: Sequence[Device], free: Sequence[Device]) -> Lack:
+def _busy(demand: DeviceDemand, devices: Sequence[Device], free: Sequence[Device]) -> Lack:
     verb = "is" if len(free) == 1 else "are"
     names = f" ({listed(free)})" if free else ""
     return Lack(f"it needs {wants(demand)}, and {len(free)} of {len(devices)} {verb} free{names}")
 
 
-def _too_small(demand: JobDemand, devices: Sequence[Device]) -> Lack:
+def _too_small(demand: DeviceDemand, devices: Sequence[Device]) -> Lack:
     """What a machine lacks for a job, whatever else runs there."""
     largest = max(device.free_bytes for device in devices)
     short = [

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.config.job import JobSpec
 from paceline.config.sections.lora import LoraSpec
-from paceline.local.devices.demand import JobDemand, demand_of
+from paceline.local.devices.demand import DeviceDemand, demand_of
 from paceline.local.devices.device import Device, listed, summary
 from paceline.local.devices.discovery import devices_here
 from paceline.local.devices.placement import TRAINER, Lack, Placement, place, wants
@@ -23,7 +23,7 @@ class DevicePlan:
     """GPUs of a machine, and which of them the processes of a job get."""
 
     devices: tuple[Device, ...]
-    demand: JobDemand
+    demand: DeviceDemand
     placement: Placement | None
     refusal: str = ""
     warnings: tuple[str, ...] = ()

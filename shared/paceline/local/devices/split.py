@@ -34,7 +34,7 @@ _USUAL = _CARDS["H100"]
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class DeviceSplit:
     """A trainer of `world_size` ranks and `replicas` rollout workers."""
 
     world_size: int
@@ -43,7 +43,7 @@ class Split:
     """Estimated seconds per step."""
 
 
-def split_of(spec: JobSpec, size: ModelSize, devices: list[Device]) -> Split | None:
+def split_of(spec: JobSpec, size: ModelSize, devices: list[Device]) -> DeviceSplit | None:
     """The split of all `devices` with the shortest step; None: they are too few for two parts."""
     engine = engine_gpus(spec.rollout.engine.options)
     splits = [
@@ -55,7 +55,7 @@ def split_of(spec: JobSpec, size: ModelSize, devices: list[Device]) -> Split | N
 
 def _split(
     spec: JobSpec, size: ModelSize, card: Device, ranks: int, replicas: int, engine: int
-) -> Split:
+) -> DeviceSplit:
     rate, bandwidth = next((v for k, v in _CARDS.items() if k in card.name), _USUAL)
     episodes = spec.experience.batch_groups * spec.experience.group_size
     sampled = min(spec.sampling.max_tokens, spec.sampling.max_context) / 2
@@ -69,4 +69,4 @@ def _split(
     sampling_s = episodes * sampled * step_s / (requests * replicas)
     together = training_s + sampling_s
     bound_s = max(training_s, sampling_s) if spec.experience.max_staleness else together
-    return Split(ranks, replicas, bound_s)
+    return DeviceSplit(ranks, replicas, bound_s)

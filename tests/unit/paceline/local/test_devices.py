@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.config import parse_job
 from paceline.errors import ConfigError
-from paceline.local.devices.demand import JobDemand, Need, demand_of, engine_gpus
+from paceline.local.devices.demand import DeviceDemand, DeviceNeed, demand_of, engine_gpus
 from paceline.local.devices.device import Device, described
 from paceline.local.devices.discovery import devices_here
 from paceline.local.devices.placement import (
@@ -158,9 +158,9 @@ def test_a_job_waits_for_what_others_have_but_does_not_colocate_because_of_it() 
     )
 
 
-needs = st.builds(Need, st.integers(0, 3), st.integers(0, 100).map(lambda n: n * GIB))
+needs = st.builds(DeviceNeed, st.integers(0, 3), st.integers(0, 100).map(lambda n: n * GIB))
 demands = st.builds(
-    JobDemand, needs, needs, st.integers(1, 3), st.sampled_from([None, True, False])
+    DeviceDemand, needs, needs, st.integers(1, 3), st.sampled_from([None, True, False])
 )
 cards = st.builds(
     lambda size, used, is_slice: (size * GIB, used * GIB, is_slice),
@@ -172,7 +172,7 @@ cards = st.builds(
 
 @given(demands, st.lists(cards, max_size=6), st.sets(st.integers(0, 5)))
 def test_no_gpu_is_given_twice_or_beyond_its_memory(
-    demand: JobDemand, found: list[tuple[int, int, bool]], taken: set[int]
+    demand: DeviceDemand, found: list[tuple[int, int, bool]], taken: set[int]
 ) -> None:
     devices = [
         Device(n, str(n), "G", size, used, alone) for n, (size, used, alone) in enumerate(found)
@@ -207,8 +207,8 @@ def test_no_gpu_is_given_twice_or_beyond_its_memory(
 )
 def test_a_job_is_refused_only_if_no_assignment_fits(sizes: list[int], cards: list[int]) -> None:
     trainer, *workers = (size * GIB for size in sizes)
-    demand = JobDemand(
-        Need(1, trainer), Need(1, max(workers, default=0)), len(workers), colocate=False
+    demand = DeviceDemand(
+        DeviceNeed(1, trainer), DeviceNeed(1, max(workers, default=0)), len(workers), colocate=False
     )
     devices = [Device(n, str(n), f"G{size}", size * GIB) for n, size in enumerate(cards)]
     wanted = [trainer, *([max(workers)] * len(workers) if workers else [])]

@@ -25,15 +25,15 @@ from paceline.errors import InvalidError
 from paceline.telemetry.logs import Log
 from paceline.types import WorkerMismatch
 from paceline_trainer.columns import Bools, Columns, Ints
-from paceline_trainer.mismatch.choice import choose, first_versions, first_workers
-from paceline_trainer.mismatch.verdicts import (
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.data import Layout, assemble, idle
+from paceline_trainer.step.mismatch.choice import choose, first_versions, first_workers
+from paceline_trainer.step.mismatch.verdicts import (
     LEAST_EXCESS,
     Differences,
     MismatchLimit,
     WorkerCheck,
 )
-from paceline_trainer.ranks.distributed import RankGroup
-from paceline_trainer.step.data import Layout, assemble, idle
 from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.versions import Shards, VersionSteps, WeightHistory, with_weights
 

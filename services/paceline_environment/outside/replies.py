@@ -11,7 +11,7 @@ from paceline.errors import PacelineError
 from paceline.text import clipped, encodable
 from paceline.transport.endpoints import RefusedError
 from paceline.types import Reply
-from paceline_environment.policies.history import ChatMessage, action_of
+from paceline_environment.outside.history import ChatMessage, action_of
 
 LENGTH, FILTERED = "length", "content_filter"
 _MAX_NAME = 256

@@ -14,9 +14,9 @@ from paceline.plugins import Observation
 from paceline.telemetry.tracing import NOTHING, Span
 from paceline.transport.endpoints import RefusedError
 from paceline.types import EpisodeProgress, Reply, SamplingParams, Transcript
-from paceline_environment.policies.history import ChatHistory
-from paceline_environment.policies.outside import OutsideModel
-from paceline_environment.policies.replies import LENGTH, ChatTurn, is_full
+from paceline_environment.outside.history import ChatHistory
+from paceline_environment.outside.model import OutsideModel
+from paceline_environment.outside.replies import LENGTH, ChatTurn, is_full
 from paceline_environment.rollouts.turn import PrefixHolders
 from paceline_environment.stages import Stages
 

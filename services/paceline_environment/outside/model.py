@@ -13,7 +13,7 @@ from paceline.errors import UnavailableError
 from paceline.fair_queue import QueueOwner
 from paceline.transport.endpoints import RefusedError, WorkerEndpoints
 from paceline.types import SamplingParams
-from paceline_environment.policies.replies import ChatTurn, NoCompletionError, filtered, read_turn
+from paceline_environment.outside.replies import ChatTurn, NoCompletionError, filtered, read_turn
 from paceline_environment.stages import JobStages
 
 _ATTEMPTS = 3  # of a request whose answers are malformed

@@ -1,0 +1,1 @@
+"""A model behind an outside endpoint: its requests, and what it answers."""

@@ -1,0 +1,41 @@
+"""The section `model.endpoint` of a job file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from paceline.config.base import Options
+from paceline.plugins import StrictModel
+from paceline.plugins.endpoints import EndpointName
+
+# Of a request: what is said, and the form of the answer that is read.
+_OWN_FIELDS = frozenset({"model", "messages", "tools", "n", "stream", "stream_options"})
+
+
+class EndpointModelSpec(StrictModel):
+    """An OpenAI-compatible server that answers instead of workers of this installation."""
+
+    name: EndpointName
+    """Of the server in the operator's `endpoints`, which have its address and its key."""
+    concurrency: int = Field(default=16, ge=1, le=1024)
+    """Requests of the job that each environment worker has open at a time."""
+    timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    """In which a turn has to be answered, with all repetitions of its request; waiting for one's
+    place among `concurrency` does not count. Afterwards the attempt has failed, and another one
+    goes on from the turns so far (`experience.max_attempts`)."""
+    request: Options = Field(default_factory=dict)
+    """Further fields of each request; null leaves one out. Those that come from `sampling`
+    (`temperature`, `top_p`, `top_k`, `min_p`, `max_tokens`, `stop`, `seed`) can be replaced."""
+
+    @field_validator("request")
+    @classmethod
+    def _leaves_the_dialogue(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(_OWN_FIELDS & set(value)):
+            raise ValueError(f"{taken[0]!r} is set by the job; allowed: all but {_listed()}")
+        return value
+
+
+def _listed() -> str:
+    return ", ".join(sorted(_OWN_FIELDS))
