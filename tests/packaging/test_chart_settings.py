@@ -1,6 +1,5 @@
 """The services accept the settings in their pods."""
 
-import base64
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import yaml
 
 from paceline.config import ServiceSettings
-from paceline.config.load import parse_arguments, validate
+from paceline.config.load import validate
 from paceline.config.service import (
     ControllerOptions,
     EnvironmentOptions,
@@ -23,6 +22,7 @@ from paceline.config.service import (
 from paceline.enums import WorkerKind
 from paceline.transport.service_keys import ServiceKeys, read_keys
 from paceline_controller.certificates.config import Issue
+from paceline_harness.installations.chart import content, settings_of_pods
 
 FEATURES = sorted(
     path.name.removesuffix("-values.yaml")
@@ -36,15 +36,6 @@ OPTIONS: dict[str, Any] = {
     "reward": RewardOptions,
     "rollout": RolloutOptions,
     "trainer": TrainerOptions,
-}
-# What the kubelet and the controller add; names that YAML would take for numbers.
-ENVIRONMENT = {
-    "POD_NAME": "12e5",
-    "POD_IP": "10.1.2.3",
-    "NAMESPACE": "0123",
-    "JOB_ID": "42",
-    "POOL": "default",
-    "INCARNATION": "7",
 }
 KEYS = ServiceKeys.of_installation("0" * 64)
 # Where a pod of the user's own Secrets gets them from.
@@ -65,55 +56,11 @@ def started(render: Render, pods: Any, tmp_path: Path) -> Callable[..., dict[str
 
     def settings(feature: str, *sets: str, **environment: str) -> dict[str, ServiceSettings]:
         objects = render(feature, *sets)
-        contents = {(o["kind"], o["metadata"]["name"]): content(o) for o in objects}
-        contents |= {("Secret", name): data for name, data in OURS.items()}
-        found: dict[str, ServiceSettings] = {}
-        for name, template in pods(objects).items():
-            container = template["spec"]["containers"][0]
-            if "paceline_controller.certificates" in container["command"] or "store" in name:
-                continue
-            root = tmp_path / feature / name.replace("/", "-")
-            place_files(template["spec"], contents, root)
-            arguments = expanded(container, ENVIRONMENT | environment)
-            arguments = [str(root) + a if a.startswith("/") else a for a in arguments]
-            found[name] = parse_arguments(arguments, program="paceline")
-        return found
+        return settings_of_pods(
+            objects, pods(objects), tmp_path / feature, secrets=OURS, environment=environment
+        )
 
     return settings
-
-
-def content(one: dict[str, Any]) -> dict[str, str]:
-    data = one.get("data", {})
-    if one["kind"] == "Secret":
-        return {key: base64.b64decode(value).decode() for key, value in data.items()}
-    return data
-
-
-def place_files(spec: dict[str, Any], contents: Any, root: Path) -> None:
-    """The files of ConfigMaps and Secrets at the container's paths, below `root`."""
-    volumes = {volume["name"]: volume for volume in spec["volumes"]}
-    for mount in spec["containers"][0]["volumeMounts"]:
-        volume = volumes[mount["name"]]
-        folder = root / mount["mountPath"].lstrip("/")
-        if "configMap" in volume:
-            source = contents.get(("ConfigMap", volume["configMap"]["name"]), {})
-            items = {key: key for key in source}
-        elif "secret" in volume and mount["name"] != "tls":
-            source = contents["Secret", volume["secret"]["secretName"]]
-            items = {item["key"]: item["path"] for item in volume["secret"]["items"]}
-        else:
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        for key, path in items.items():
-            (folder / path).write_text(source[key])
-
-
-def expanded(container: dict[str, Any], environment: dict[str, str]) -> list[str]:
-    """Arguments with $(NAME) replaced, as the kubelet does."""
-    return [
-        re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], argument)
-        for argument in container["args"]
-    ]
 
 
 @pytest.mark.parametrize("feature", FEATURES)

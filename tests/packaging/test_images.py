@@ -3,18 +3,17 @@
 import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from paceline import __version__
-from paceline.config.load import load_settings, validate
+from paceline.config.load import validate
 from paceline.config.service import ControllerOptions, ExperienceOptions, GatewayOptions
 from paceline.enums import WorkerKind
 from paceline.transport.service_keys import SPEAKS_FOR, ServiceKeys, read_keys
+from paceline_harness.installations.compose import composition, settings_in_compose
 from paceline_harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,11 +123,6 @@ def test_make_builds_every_image_from_its_recipe(service: str) -> None:
     assert f"--tag r.example/p-{service}:{__version__} ." in done.stdout
 
 
-@cache
-def compose() -> dict[str, Any]:
-    return yaml.safe_load((DOCKER / "compose.yaml").read_text())
-
-
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
 def test_compositions_follow_their_schema(name: str) -> None:
     command = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DOCKER / name]
@@ -137,7 +131,7 @@ def test_compositions_follow_their_schema(name: str) -> None:
 
 
 def test_the_composition_runs_images_that_make_builds() -> None:
-    ours = {name: entry for name, entry in compose()["services"].items() if name != "store"}
+    ours = {name: entry for name, entry in composition()["services"].items() if name != "store"}
     assert set(ours) == {"keys", "experience", "gateway", "controller"}
     assert ours.pop("keys")["image"] == ours["gateway"]["image"]
     for name, entry in ours.items():
@@ -146,7 +140,7 @@ def test_the_composition_runs_images_that_make_builds() -> None:
             entry["image"] == f"${{IMAGE_PREFIX:-paceline-}}{image}:${{IMAGE_TAG:-{__version__}}}"
         )
         assert entry["command"][0] == f"paceline_{name}"
-    assert re.search(r":\d+\.\d+$", compose()["services"]["store"]["image"])
+    assert re.search(r":\d+\.\d+$", composition()["services"]["store"]["image"])
 
 
 def test_the_composition_has_no_password_of_its_own() -> None:
@@ -154,11 +148,11 @@ def test_the_composition_has_no_password_of_its_own() -> None:
     for variable in SECRETS:
         assert f"${{{variable}:?" in text
         assert f"${{{variable}:-" not in text
-    assert "requirepass ${STORE_PASSWORD:?" in compose()["configs"]["valkey"]["content"]
+    assert "requirepass ${STORE_PASSWORD:?" in composition()["configs"]["valkey"]["content"]
 
 
 def test_the_composition_is_closed_and_ordered() -> None:
-    found = compose()
+    found = composition()
     for name, entry in found["services"].items():
         assert entry["read_only"], name
         assert entry["cap_drop"] == ["ALL"], name
@@ -178,7 +172,7 @@ def test_the_composition_is_closed_and_ordered() -> None:
 
 def test_each_container_has_its_own_keys_and_nothing_else_of_them(tmp_path: Path) -> None:
     """What runs once writes them where each service reads its own, below volumes of its own."""
-    entry = compose()["services"]["keys"]
+    entry = composition()["services"]["keys"]
     module, folder = entry["command"]
     root = tmp_path / "keys"
     done = subprocess.run(
@@ -189,11 +183,13 @@ def test_each_container_has_its_own_keys_and_nothing_else_of_them(tmp_path: Path
     assert all(path.stat().st_mode & 0o077 == 0 for path in root.rglob("*") if path.is_file())
     mounted = {target: volume for volume, target in map(split_mount, entry["volumes"])}
     for name in OPTIONS:
-        content = yaml.safe_load(re.sub(r"\$\{[^}]*\}", "1", compose()["configs"][name]["content"]))
+        content = yaml.safe_load(
+            re.sub(r"\$\{[^}]*\}", "1", composition()["configs"][name]["content"])
+        )
         path = Path(content["service_keys"])
         keys = [
             (volume, target)
-            for volume, target in map(split_mount, compose()["services"][name]["volumes"])
+            for volume, target in map(split_mount, composition()["services"][name]["volumes"])
             if volume.startswith("keys")
         ]
         assert keys == [(f"keys-{name}", str(path.parent))]
@@ -216,16 +212,7 @@ def split_mount(mount: str) -> tuple[str, str]:
 def test_the_composition_starts_services_with_settings_that_they_take(
     tmp_path: Path, name: str
 ) -> None:
-    entry = compose()["services"][name]
-    files = {mount["target"]: mount["source"] for mount in entry["configs"]}
-    paths: list[Path] = []
-    for number, target in enumerate(entry["command"][1:]):
-        content = compose()["configs"][files[target]]["content"]
-        path = tmp_path / f"{number}.yaml"
-        content = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", content)
-        path.write_text(re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: SECRETS[found[1]], content))
-        paths.append(path)
-    settings = load_settings(*paths)
+    settings = settings_in_compose(name, tmp_path, SECRETS)
     validate(OPTIONS[name], settings.options)
     assert settings.kind is WorkerKind(name)
     assert (settings.port, settings.metrics_port) == (8400, 8401)

