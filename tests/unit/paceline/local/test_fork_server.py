@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -377,15 +378,22 @@ def test_processes_of_other_containers_start_nothing(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     path, deed = str(folder / "forks"), tmp_path / "deed"
     container = subprocess.Popen([*CONTAINER, sys.executable, "-c", SERVES, path])
-    deadline = time.monotonic() + PATIENCE_S
-    while not Path(path).exists():
-        assert container.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    command = [sys.executable, "-P", "-m", "timeit", f"open({str(deed)!r}, 'w').close()"]
-    with (tmp_path / "out").open("wb") as out, pytest.raises(UnavailableError, match="has ended"):
-        ForkServer.connect(path).start(command, output=out, environment=os.environ)
-    container.kill()
-    container.wait()
-    shutil.rmtree(folder)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        server = None
+        while server is None:
+            assert container.poll() is None
+            assert time.monotonic() < deadline
+            with suppress(UnavailableError, OSError):  # it is not there yet, or does not listen
+                server = ForkServer.connect(path)
+        command = [sys.executable, "-P", "-m", "timeit", f"open({str(deed)!r}, 'w').close()"]
+        with (
+            (tmp_path / "out").open("wb") as out,
+            pytest.raises(UnavailableError, match="has ended"),
+        ):
+            server.start(command, output=out, environment=os.environ)
+    finally:
+        container.kill()
+        container.wait()
+        shutil.rmtree(folder)
     assert not deed.exists()
