@@ -141,6 +141,8 @@ def _fragment(name: str, folder: Path | None) -> dict[str, Any]:
         return recipe(name).fragment()
     try:
         text = (folder / name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InvalidError(f"{folder / name}: no such file") from None
     except (OSError, ValueError) as error:
         raise InvalidError(f"{folder / name}: {error}") from None
     return _read(text, name)

@@ -144,7 +144,7 @@ def test_a_recipe_of_ones_own_is_a_file_beside_the_job(tmp_path: Path) -> None:
     sent, _ = with_uploads(path)  # as the SDK sends it, whose gateway sees no files
     assert resolve_job(sent).trainer == resolve_job(spec.model_dump(mode="json")).trainer
     path.write_text(yaml.safe_dump(JOB | {"recipe": "other.yaml"}))
-    with pytest.raises(ConfigError, match=r"recipe: .*other\.yaml: .*No such file"):
+    with pytest.raises(ConfigError, match=r"recipe: .*other\.yaml: .*no such file"):
         load_job(path)
     with pytest.raises(ConfigError, match=r"recipe: 'mine\.yaml' is not installed"):
         resolve_job(JOB | {"recipe": "mine.yaml"})
