@@ -171,6 +171,18 @@ def test_settings_of_the_values_go_on_top(started: Any) -> None:
     assert found["Deployment/rl-gateway"].logs.level == "INFO"
 
 
+def test_the_gateway_knows_the_endpoints_of_environment_workers(started: Any) -> None:
+    field = "services.environment.settings.options.endpoints"
+    sets = (f"{field}.lab.base_url=https://lab.example.com/v1", f"{field}.lab.key_file=/s/key")
+    found = started("default", *sets)
+    environment = validate(EnvironmentOptions, found["Deployment/rl-environment"].options)
+    assert environment.endpoints["lab"].base_url == "https://lab.example.com/v1"
+    assert validate(GatewayOptions, found["Deployment/rl-gateway"].options).endpoints == ("lab",)
+    assert validate(RewardOptions, found["Deployment/rl-reward"].options).endpoints == {}
+    other = started("default")["Deployment/rl-gateway"]
+    assert validate(GatewayOptions, other.options).endpoints == ()
+
+
 def test_settings_of_the_values_may_be_false_and_zero(started: Any) -> None:
     sets = (
         "services.gateway.settings.tls.require_client=true",

@@ -349,7 +349,7 @@ def _add_base(command: argparse.ArgumentParser, port: int | None, text: str) -> 
         "--endpoints",
         type=Path,
         metavar="FILE",
-        help="YAML: `endpoints`, servers that rewards may ask, by name (see docs/rewards.md)",
+        help="YAML: `endpoints`, servers of judges and of models to measure, by name",
     )
     command.add_argument(
         "--limits",

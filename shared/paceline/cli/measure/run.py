@@ -57,7 +57,10 @@ def generate(arguments: Namespace) -> int:
         job = _measured(client, arguments)
         if job.status.state is not JobState.SUCCEEDED:
             return verdict(job)
+        dropped = sum(row["dropped"] for row in _rows(client, job.status.job_id))
         written = _write(client, job, arguments.out)
+    if dropped:
+        say(f"{dropped} tasks could not be measured and are left out", error=True)
     say(f"{arguments.out}: {written} rows of job {job.status.job_id}")
     return verdict(job)
 
