@@ -174,12 +174,12 @@ def test_settings_of_the_values_go_on_top(started: Any) -> None:
 def test_the_gateway_knows_the_endpoints_of_environment_workers(started: Any) -> None:
     field = "services.environment.settings.options.endpoints"
     sets = (f"{field}.lab.base_url=https://lab.example.com/v1", f"{field}.lab.key_file=/s/key")
-    found = started("default", *sets)
+    found = started("private-registry", *sets)
     environment = validate(EnvironmentOptions, found["Deployment/rl-environment"].options)
     assert environment.endpoints["lab"].base_url == "https://lab.example.com/v1"
     assert validate(GatewayOptions, found["Deployment/rl-gateway"].options).endpoints == ("lab",)
     assert validate(RewardOptions, found["Deployment/rl-reward"].options).endpoints == {}
-    other = started("default")["Deployment/rl-gateway"]
+    other = started("private-registry")["Deployment/rl-gateway"]
     assert validate(GatewayOptions, other.options).endpoints == ()
 
 
@@ -189,7 +189,7 @@ def test_settings_of_the_values_may_be_false_and_zero(started: Any) -> None:
         "services.reward.settings.tls.require_client=false",
         "controller.scaling.idle_s=0",
     )
-    found = started("default", *sets)
+    found = started("private-registry", *sets)
     assert found["Deployment/rel-paceline-gateway"].tls.require_client is True
     assert found["Deployment/rel-paceline-reward"].tls.require_client is False
     options = validate(ControllerOptions, found["Deployment/rel-paceline-controller"].options)
@@ -203,7 +203,7 @@ def test_a_pool_has_settings_of_its_own(started: Any) -> None:
         "rollout.pools.far.settings.site=there",
         "rollout.pools.far.graceSeconds=9",
     )
-    found = started("default", *sets)
+    found = started("private-registry", *sets)
     far, near = found["template/rollout-far.yaml"], found["template/rollout-default.yaml"]
     assert (far.site, near.site) == ("there", "here")
     assert (far.grace_s, near.grace_s) == (9, 30)

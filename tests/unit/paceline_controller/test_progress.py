@@ -564,3 +564,24 @@ async def test_a_reason_is_given_exactly_when_nothing_has_moved_for_the_bound(
             await watched.after(LOOK_EVERY_S)
             moved_s = watched.clock()
             assert watched.watch.reason(JOB.job_id) == ""
+
+
+def test_an_endpoint_that_is_asked_again_is_named_with_its_words() -> None:
+    """Although most episodes wait for their turn: nobody is asked before."""
+    outside = {"path": "small", "endpoint": {"name": "lab"}}
+    spec = parse_job({**SPEC.model_dump(mode="json"), "kind": "eval", "model": outside})
+    phases = tuple(
+        WorkerPhase(stage, total=count, job_id=JOB.job_id, detail=detail)
+        for stage, count, detail in (
+            *((Phase.ROOM, 90, ""), (Phase.GENERATE, 4, "")),
+            (Phase.REPEAT, 3, "HTTP 429: slow down"),
+        )
+    )
+    demand = JobDemand(measuring=True, eval_open=97)
+    seen = replace(ENVIRONMENT, phases=phases)
+    found = culprit(evidence_of(replace(JOB, spec=spec), [seen], demand), WorkerPhases())
+    assert (found.bound_s, found.detail) == (ABSENT_S, "; HTTP 429: slow down")
+    assert found.why.startswith("endpoint: it refuses requests")
+    calm = replace(ENVIRONMENT, phases=phases[:2])
+    found = culprit(evidence_of(replace(JOB, spec=spec), [calm], demand), WorkerPhases())
+    assert found.why == "endpoint: episodes wait for its answers"
