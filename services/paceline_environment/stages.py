@@ -26,11 +26,20 @@ def _zeros() -> dict[str, int]:
 
 @dataclass(slots=True)
 class JobStages:
-    """What the open episodes of one job wait for."""
+    """What the open episodes of one job wait for: those for training, or of its evaluation."""
 
+    version: int = -1  # that is evaluated
     waiting: dict[str, int] = field(default_factory=_zeros)
     left: dict[str, int] = field(default_factory=_zeros)
     refused: str = ""  # what an endpoint said last, of those that it is to be asked again
+    tokens: int = 0  # received
+
+    def phase(self, stage: str, *, job_id: str) -> WorkerPhase:
+        """How many episodes have left a stage, and are in it; tokens move `generate` as well."""
+        done = self.left[stage] + (self.tokens if stage == Phase.GENERATE else 0)
+        detail = self.refused if stage == Phase.REPEAT else ""
+        total = done + self.waiting[stage]
+        return WorkerPhase(stage, self.version, done, total, job_id, detail=detail)
 
     def wait(self, stage: str) -> AbstractContextManager[None]:
         """Count an episode as waiting for `stage` inside the context."""
@@ -41,7 +50,10 @@ class JobStages:
 class Stages:
     """Counters of one worker."""
 
-    jobs: dict[str, JobStages] = field(default_factory=dict[str, JobStages])
+    jobs: dict[tuple[str, bool], JobStages] = field(
+        default_factory=dict[tuple[str, bool], JobStages]
+    )
+    """By job, and whether they are of its evaluation."""
     finished: int = 0
     infra_errors: int = 0
     restarted: int = 0  # episodes that could not be resumed
@@ -50,18 +62,17 @@ class Stages:
     tokens_received: int = 0  # from rollout workers
     usage: Usage | None = None
 
-    def of(self, job_id: str) -> JobStages:
-        """Those of a job."""
-        found = self.jobs.get(job_id)
-        if found is None:
-            found = self.jobs[job_id] = JobStages()
+    def of(self, job_id: str, version: int = -1) -> JobStages:
+        """Those of a job; `version`: of the evaluation of this version."""
+        found = self.jobs.setdefault((job_id, version >= 0), JobStages())
+        found.version = version
         return found
 
     def end(self, job_id: str) -> None:
-        """Forget a job, unless episodes of it are open."""
-        found = self.jobs.get(job_id)
-        if found is not None and not any(found.waiting.values()):
-            del self.jobs[job_id]
+        """Forget a job, as far as no episodes of it are open."""
+        for key in [key for key in self.jobs if key[0] == job_id]:
+            if not any(self.jobs[key].waiting.values()):
+                del self.jobs[key]
 
     @property
     def waiting(self) -> dict[str, int]:
@@ -79,14 +90,8 @@ class Stages:
     def phases(self) -> tuple[WorkerPhase, ...]:
         """The stages in which there are episodes, by job."""
         return tuple(
-            WorkerPhase(
-                stage,
-                done=job.left[stage],
-                total=job.left[stage] + count,
-                job_id=name,
-                detail=job.refused if stage is Phase.REPEAT else "",
-            )
-            for name, job in self.jobs.items()
+            job.phase(stage, job_id=job_id)
+            for (job_id, _), job in self.jobs.items()
             for stage, count in job.waiting.items()
             if count
         )

@@ -247,7 +247,10 @@ class EpisodeWorker:
     async def _read_and_start(self, assignment: Assignment, opened: list[OpenEpisode]) -> None:
         try:
             stages = self._peers.stages
-            with stages.of(assignment.job_id).wait("load"), stages.waits_on("experience"):
+            with (
+                stages.of(assignment.job_id, assignment.pinned_version).wait("load"),
+                stages.waits_on("experience"),
+            ):
                 job = await self._jobs.get(assignment.job_id)
         except PacelineError as error:
             if isinstance(error, InstallError):  # else this worker would soon fail all its tasks
@@ -325,7 +328,7 @@ class EpisodeWorker:
         leased.scored = True
         stages = self._peers.stages
         awaits = stages.waits_on("experience")
-        submits = stages.of(leased.key.job_id).wait("submit")
+        submits = stages.of(leased.key.job_id, group.assignment.pinned_version).wait("submit")
         with submits, awaits, leased.span.child("submit", kind="client"):
             # What was scored in one message is submitted in one.
             together = leased.episode.scored_with_others

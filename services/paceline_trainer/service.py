@@ -40,7 +40,8 @@ from paceline_trainer.client import TrainerLedger
 from paceline_trainer.gauges import TrainerGauges, peak_of, shape_of
 from paceline_trainer.liveness import TrainerLiveness
 from paceline_trainer.phase_clock import PhaseClock, report_loading
-from paceline_trainer.ranks.distributed import RankGroup, StopBroadcast
+from paceline_trainer.ranks.distributed import Noticeboard, RankGroup
+from paceline_trainer.ranks.laggard import RankPhases
 from paceline_trainer.ranks.rank_info import RankInfo
 from paceline_trainer.servicer import StatusServicer, TrainerReport
 from paceline_trainer.step.average import WeightAverage
@@ -53,7 +54,7 @@ from paceline_trainer.step.versions import WeightHistory
 from paceline_trainer.traces import StepTraces
 from paceline_trainer.trainer import Trainer, TrainingBackend
 from paceline_trainer.weights.policy_server import PolicyServer, ServingBackend
-from paceline_trainer.weights.publish import Publisher, Snapshotter
+from paceline_trainer.weights.publish import Publisher, snapshotter_of
 from paceline_trainer.weights.seeder import WeightSeeder
 from paceline_trainer.work_thread import WorkThread
 
@@ -99,7 +100,8 @@ class TrainerService(Service):
         self._endpoint = ""
         self._compute = WorkThread(ThreadPoolExecutor(1, thread_name_prefix="compute"))
         self._group: RankGroup | None = None
-        self._stop_broadcast: StopBroadcast | None = None
+        self._board: Noticeboard | None = None
+        self._phases: RankPhases | None = None
         self._publisher: Publisher | WeightSeeder | None = None
         self._trainer: Trainer | PolicyServer | None = None
         self._work: asyncio.Task[None] | None = None
@@ -165,6 +167,7 @@ class TrainerService(Service):
             if unlisted.targets:
                 log.warning("functions that are not listed are called", functions=unlisted)
             allowed = self._settings.plugins.targets | unlisted
+            await self._meet()
             if spec.trains:
                 engine = await self._compute.run(self._build, spec, allowed)
                 self._trainer = self._make(engine, spec)
@@ -182,6 +185,13 @@ class TrainerService(Service):
         except Exception as error:  # the supervisor boundary of this rank
             await self._report_failure(error)
             raise
+
+    async def _meet(self) -> None:
+        """Reach the other ranks, and show them what this one is at."""
+        board = self._board = await asyncio.to_thread(Noticeboard, self._rank_info)
+        phases = self._phases = RankPhases(board, self._rank_info, report=self._clock.report)
+        showing = asyncio.create_task(phases.run(lambda: self._compute.ident), name="phases")
+        self._background.append(showing)
 
     async def _report_failure(self, error: Exception) -> None:
         """Report the cause before the other ranks report that their collectives have failed."""
@@ -212,7 +222,7 @@ class TrainerService(Service):
             reference = policy  # without its adapters
             if trainer.lora is None:
                 reference = load_reference(model, group, dtype=trainer.dtype)
-        snapshotter = _snapshotter(policy, group, spec)
+        snapshotter = snapshotter_of(spec, policy, group)
         mismatch = mismatch_of(
             spec,
             policy,
@@ -248,7 +258,7 @@ class TrainerService(Service):
     def _copied(self, spec: JobSpec) -> ServingBackend:
         """Build what publishes weights that nobody trains, in the compute thread."""
         _, policy, group = self._opened(spec)
-        return ServingBackend(policy, _snapshotter(policy, group, spec), group)
+        return ServingBackend(policy, snapshotter_of(spec, policy, group), group)
 
     def _opened(self, spec: JobSpec) -> tuple[str, PolicyModel, RankGroup]:
         """The folder of the model, the model on its devices, and all ranks."""
@@ -266,7 +276,6 @@ class TrainerService(Service):
         )
         torch.set_num_threads(self._threads(trainer.threads, policy))
         group = self._group = RankGroup(self._rank_info)
-        self._stop_broadcast = StopBroadcast(self._rank_info)
         report_loading(policy, self._rank_info.world, phases)
         shard(policy, group, dtype=trainer.dtype)
         return model, policy, group
@@ -372,18 +381,18 @@ class TrainerService(Service):
     async def _request_stop(self) -> None:
         """Tell the other ranks to stop, unless training has ended on all of them."""
         ended = self._work is None or self._work.done()
-        if self._stop_broadcast is None or ended:
+        if self._board is None or ended:
             return
         try:
-            await asyncio.to_thread(self._stop_broadcast.request_stop)
+            await asyncio.to_thread(self._board.request_stop)
         except UnavailableError as error:
             log.warning("other ranks not told to stop", error=error)
 
     async def _watch_stop(self) -> None:
         """Stop when another rank has to stop."""
-        assert self._stop_broadcast is not None
+        assert self._board is not None
         try:
-            while not await asyncio.to_thread(self._stop_broadcast.stop_requested):
+            while not await asyncio.to_thread(self._board.stop_requested):
                 await asyncio.sleep(STOP_POLL_S)
         except UnavailableError as error:
             log.warning("stop requests cannot be read", error=error)
@@ -410,7 +419,7 @@ class TrainerService(Service):
                 "tokens": 0.0 if self._trainer is None else self._trainer.tokens,
             },
             pid=os.getpid(),
-            phases=(self._clock.report.now,),
+            phases=((self._phases or self._clock.report).now,),
         )
 
     def _status(self) -> TrainerReport:
@@ -422,19 +431,6 @@ class TrainerService(Service):
             phase=self._clock.phase,
             seconds=self._clock.seconds,
         )
-
-
-def _snapshotter(policy: PolicyModel, group: RankGroup, spec: JobSpec) -> Snapshotter:
-    trainer = spec.trainer
-    return Snapshotter(
-        policy,
-        group,
-        engine_dtype=spec.model.dtype,
-        dtype=trainer.dtype,
-        merge=trainer.lora is not None and trainer.lora.publish == "merged",
-        max_context=spec.sampling.max_context,
-        seed=spec.tasks.seed,
-    )
 
 
 async def _every(seconds: float, work: Callable[[], None]) -> None:

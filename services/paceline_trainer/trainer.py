@@ -193,6 +193,7 @@ class Trainer:
             self._next_batch = self._next_batch or self._fetch_batch()
             with self._waits_on("experience"):
                 share = await self._until_stopped(self._next_batch)
+            self.clock.report.mark()  # and now it waits for the other ranks
             reason = "signal" if share is None else share.stop or ""
             if share is not None and share.publish_again:
                 reason, self._next_batch = "withdrawn", None
@@ -222,6 +223,7 @@ class Trainer:
 
     def _stage(self, name: str) -> AbstractContextManager[None]:
         """The span of a part of a step; a micro-batch is done when its gradients begin."""
+        self.clock.report.mark()
         if name == "backward":
             self.clock.report.add()
         return self._traces.stage(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
@@ -16,6 +17,7 @@ class WorkThread:
 
     def __init__(self, executor: ThreadPoolExecutor) -> None:
         self._executor = executor
+        self.ident = 0  # of the thread; 0: it has not begun
         self.busy = False
         self.num_done = 0
 
@@ -24,7 +26,7 @@ class WorkThread:
     ) -> Future[Result]:
         """Begin the work, for whoever waits for it."""
         self.busy = True
-        future = self._executor.submit(work, *args, **kwargs)
+        future = self._executor.submit(self._run, work, *args, **kwargs)
         future.add_done_callback(self._count)
         return future
 
@@ -37,6 +39,12 @@ class WorkThread:
     def close(self) -> None:
         """Take no more work; what it is at goes on."""
         self._executor.shutdown(wait=False)
+
+    def _run(
+        self, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        self.ident = threading.get_ident()
+        return work(*args, **kwargs)
 
     def _count(self, _: Future[Any]) -> None:
         self.busy = False

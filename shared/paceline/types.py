@@ -259,6 +259,7 @@ class WorkerPhase:
     job_id: str = ""  # in shared workers; empty: the worker's own
     longest_s: float = 0.0  # that such a phase has lasted lately in this process; 0: unknown
     detail: str = ""  # what another side said last, such as an endpoint that refuses requests
+    rank: str = ""  # of a trainer of several, the one that is behind: `rank 3 of 4`; empty: all
 
 
 @dataclass(frozen=True, slots=True)

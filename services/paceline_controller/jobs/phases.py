@@ -46,7 +46,8 @@ class Standing(NamedTuple):
     @property
     def words(self) -> str:
         """`rollout-0 is receiving weights of version 3, 3.1 of 14.2 GB`."""
-        return f"{self.worker_id} is {words(self.phase)}"
+        rank = f", {self.phase.rank}," if self.phase.rank else ""
+        return f"{self.worker_id}{rank} is {words(self.phase)}"
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from paceline.enums import JobState, Phase, WorkerKind
 from paceline.errors import PacelineError
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import GaugeSet, Metrics, series
-from paceline.types import Worker
+from paceline.types import Worker, WorkerPhase
 from paceline_controller.demand_source import DemandSource, JobDemand
 from paceline_controller.jobs.phases import Standing, WorkerPhases
 from paceline_controller.jobs.plan import SERVED, LiveJob
@@ -63,6 +63,7 @@ class Evidence:
     rollouts: tuple[Worker, ...] = ()
     environments: tuple[Worker, ...] = ()  # of all jobs
     waiting: Mapping[str, float] = field(default_factory=dict[str, float])  # episodes, by stage
+    evaluating: tuple[tuple[str, WorkerPhase], ...] = ()  # stages of its evaluation, by worker
     running: bool = True  # False: it starts
     step_s: float = 0.0  # that its world and its rewards may take at most
     score_s: float = 0.0
@@ -95,6 +96,12 @@ class Evidence:
         )
 
     @property
+    def evaluation(self) -> tuple[object, ...]:
+        """Moves with its evaluation alone, also with tokens of its episodes."""
+        demand = self.demand
+        return (demand.eval_version, demand.eval_tasks, demand.eval_open, self.evaluating)
+
+    @property
     def waits(self) -> bool:
         """Whether the trainer waits for its batch, or an evaluation for its episodes."""
         return self.demand.trainer_wait_s > 0 or self.demand.measuring
@@ -121,6 +128,7 @@ class Watched:
     batch_s: float
     episode_s: float
     work_s: float
+    eval_s: float
     filtered: int  # groups, when `batches` moved last
     failed: int  # attempts, when `episodes` moved last
     first_failed_s: float | None = None  # since then
@@ -228,6 +236,11 @@ class ProgressWatch:
             filters = Culprit(FRUITLESS_S, "filters drop every group", _most(seen.demand))
             self._say(watched, "no batch", watched.batch_s, now_s, filters)
             return
+        if seen.demand.measuring:
+            found = culprit_of_evaluation(seen, watched.phases)
+            if now_s - watched.eval_s >= found.bound_s:
+                self._say(watched, _evaluation(seen.demand), watched.eval_s, now_s, found)
+                return
         watched.reason = (0.0, "", "")
 
     def _say(
@@ -253,16 +266,20 @@ def evidence_of(job: LiveJob, workers: Iterable[Worker], demand: JobDemand) -> E
     environments = tuple(by_kind.get(WorkerKind.ENVIRONMENT, ()))
     waiting: Counter[str] = Counter()
     refused = ""
-    for phase in (each for worker in environments for each in worker.phases):
+    evaluating: list[tuple[str, WorkerPhase]] = []
+    for worker, phase in ((each, phase) for each in environments for phase in each.phases):
         if phase.job_id == job.job_id:
             waiting[phase.name] += int(phase.total - phase.done)
             refused = refused or phase.detail
+            if phase.number >= 0:
+                evaluating.append((worker.worker_id, phase))
     return Evidence(
         demand=demand,
         trainers=tuple(by_kind.get(WorkerKind.TRAINER, ())),
         rollouts=tuple(by_kind.get(WorkerKind.ROLLOUT, ())),
         environments=environments,
         waiting=waiting,
+        evaluating=tuple(evaluating),
         running=job.state is JobState.RUNNING,
         step_s=job.spec.tasks.step_timeout_s,
         score_s=max(part.timeout_s for part in job.spec.reward),
@@ -352,6 +369,27 @@ def _of_environment(seen: Evidence) -> Culprit | None:
     return Culprit(LOADING_S, f"experience: no episode is open and none is admitted ({what})")
 
 
+def culprit_of_evaluation(seen: Evidence, phases: WorkerPhases) -> Culprit:
+    """Who keeps an evaluation that does not get on, whatever the job does meanwhile."""
+    version, waiting = seen.demand.eval_version, Counter[str]()
+    for _, phase in seen.evaluating:
+        waiting[phase.name] += int(phase.total - phase.done)
+    if not waiting and not seen.environments:
+        return Culprit(ABSENT_S, "environment: no worker is in the roster")
+    if not waiting:
+        return Culprit(LOADING_S, "environment: no worker has its episodes")
+    needs_tokens = any(waiting[stage] for stage in (Phase.ROOM, Phase.GENERATE))
+    if needs_tokens and all(worker.active_version != version for worker in seen.rollouts):
+        why = f"rollout: no worker serves version {version}"
+        return _standing(phases.standing(seen.rollouts), LOADING_S, why)
+    return _of_stages(replace(seen, waiting=waiting))
+
+
+def _evaluation(demand: JobDemand) -> str:
+    left = f"{demand.eval_open} of {demand.eval_tasks} tasks are open"
+    return f"no progress of the evaluation of version {demand.eval_version} ({left})"
+
+
 def _of_stages(seen: Evidence) -> Culprit:
     """What the episodes wait for."""
     bounds = {Phase.STEP: seen.step_s, Phase.SCORE: seen.score_s, Phase.LOAD: seen.load_s}
@@ -395,13 +433,15 @@ def _moved(before: Watched | None, seen: Evidence, now_s: float) -> Watched:
     failed, filtered = seen.demand.failed_attempts, sum(seen.demand.filtered.values())
     serves = any(worker.active_version >= 0 for worker in seen.rollouts)
     if before is None or before.seen.running != seen.running:
-        first = Watched(seen, now_s, now_s, now_s, filtered, failed, served=serves)
+        first = Watched(seen, now_s, now_s, now_s, now_s, filtered, failed, served=serves)
         first.phases.look(seen.own, now_s)
         return first
     after = replace(before, seen=seen, served=before.served or serves)
     moved = after.phases.look(seen.own, now_s)
     if moved or seen.work != before.seen.work:
         after.work_s = now_s
+    if seen.evaluation != before.seen.evaluation:
+        after.eval_s = now_s
     if seen.batches != before.seen.batches:
         after.batch_s, after.filtered = now_s, filtered
     if seen.episodes != before.seen.episodes or failed < before.failed:  # a ledger opened again

@@ -64,7 +64,7 @@ class Episode:
         self._progress, self._span = progress, span
         self._environment = self._job.make_environment(assignment)
         limit_s, loads = self._job.spec.tasks.step_timeout_s, loads_of(self._environment)
-        self._stages = peers.stages.of(self._job.job_id)
+        self._stages = peers.stages.of(self._job.job_id, assignment.pinned_version)
         self._call = peers.calls.of(limit_s, task, loads, stages=self._stages)
         self._start = group.starts.get(index)
         self._sampling = group.sampling_of(index)
@@ -188,10 +188,10 @@ class Episode:
         if (model := self._job.outside) is not None:
             return ChatTurns(
                 model=model,
-                job_id=self._job.job_id,
                 limits=self._job.limits,
                 sampling=self._sampling,
                 stages=self._peers.stages,
+                job_stages=self._stages,
                 span=self._span,
                 clock=self._peers.clock,
             )
@@ -201,6 +201,7 @@ class Episode:
             attempt=self._attempt,
             sampling=self._sampling,
             peers=self._peers,
+            stages=self._stages,
             span=self._span,
         )
 

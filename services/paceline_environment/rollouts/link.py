@@ -116,6 +116,8 @@ class RolloutStream:
                         num_tokens=had,
                     )
                 turn.tokens.extend(event.tokens)
+                if turn.stages is not None:
+                    turn.stages.tokens += len(event.tokens)
                 turn.logprobs.extend(event.logprobs)
                 for run in event.versions:
                     merge_run(turn.versions, VersionRun(run.version, run.count, self.worker_id))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from paceline.enums import FinishReason
 from paceline.telemetry.tracing import NOTHING, Span
 from paceline.types import SamplingParams, VersionRun
+from paceline_environment.stages import JobStages
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class Turn:
     workers: list[str] = field(default_factory=list[str])
     last: str = ""  # the newest of `workers`
     sends: int = 0
+    stages: JobStages | None = None  # of the episode
     resumed: bool = False  # begun on another worker; the next token is logged
     span: Span = NOTHING
     ending: asyncio.Future[TurnEnd] | None = None

@@ -254,6 +254,8 @@ def demand_to(job_id: str, live: LedgerProgress) -> pb.JobDemand:
         last_failure=live.last_failure,
         filtered=live.filtered,
         eval_open=0 if live.eval is None else live.eval.open,
+        eval_version=-1 if live.eval is None else live.eval.version,
+        eval_tasks=0 if live.eval is None else live.eval.total,
         disagreement=live.disagreement,
     )
 

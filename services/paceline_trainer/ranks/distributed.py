@@ -111,8 +111,8 @@ def device_of(rank_info: RankInfo, num_gpus: int) -> torch.device:
     return torch.device("cuda", rank_info.local_rank)
 
 
-class StopBroadcast:
-    """Lets a rank that has to stop tell the others, whatever they are waiting for.
+class Noticeboard:
+    """Lets ranks tell each other to stop, and what they are at, whatever they are waiting for.
 
     It has its own connection to the store of torchrun, so any thread may call it while another
     one is in a collective.
@@ -121,6 +121,7 @@ class StopBroadcast:
     def __init__(self, rank_info: RankInfo) -> None:
         """Connect; raises `UnavailableError` when the store cannot be reached."""
         self._store: TCPStore | None = None
+        self._rank, self._world = rank_info.rank, rank_info.world
         if rank_info.world == 1:
             return
         try:
@@ -143,6 +144,21 @@ class StopBroadcast:
             return False
         with self._errors():
             return self._store.check([STOP_KEY])
+
+    def show(self, name: str, value: str) -> None:
+        """Show something of this rank to all others, in place of what it showed by this name."""
+        if self._store is not None:
+            with self._errors():
+                self._store.set(f"{name}/{self._rank}", value)
+
+    def shown(self, name: str) -> dict[int, str]:
+        """What the ranks show by this name, as far as they do, by rank."""
+        if self._store is None:
+            return {}
+        with self._errors():
+            there = [rank for rank in range(self._world) if self._store.check([f"{name}/{rank}"])]
+            values = self._store.multi_get([f"{name}/{rank}" for rank in there]) if there else []
+        return {rank: value.decode() for rank, value in zip(there, values, strict=True)}
 
     @contextmanager
     def _errors(self) -> Generator[None]:

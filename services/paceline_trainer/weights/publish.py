@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from paceline.config.job import JobSpec
 from paceline.errors import StateError
 from paceline.telemetry.logs import Log
 from paceline.types import PolicyVersion
@@ -419,3 +420,17 @@ def fill(
     except BaseException:
         staging.abandon()
         raise
+
+
+def snapshotter_of(spec: JobSpec, policy: PolicyModel, group: RankGroup) -> Snapshotter:
+    """The `Snapshotter` of a job."""
+    trainer = spec.trainer
+    return Snapshotter(
+        policy,
+        group,
+        engine_dtype=spec.model.dtype,
+        dtype=trainer.dtype,
+        merge=trainer.lora is not None and trainer.lora.publish == "merged",
+        max_context=spec.sampling.max_context,
+        seed=spec.tasks.seed,
+    )

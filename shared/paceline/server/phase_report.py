@@ -23,6 +23,8 @@ class PhaseReport:
 
     def __init__(self, phase: Phase, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = WorkerPhase(phase)
+        self.marks = 0
+        """Places of the phase that were passed: finer than what is done."""
         self._clock = clock
         self._since_s = clock()
         self._lately_s: dict[str, deque[float]] = {}
@@ -33,12 +35,16 @@ class PhaseReport:
         ended_s = self._lately_s.setdefault(self.now.name, deque(maxlen=LATELY))
         ended_s.append(now_s - self._since_s)
         longest_s = max(self._lately_s.get(phase, ()), default=0.0)
-        self._since_s = now_s
+        self._since_s, self.marks = now_s, 0
         self.now = WorkerPhase(phase, number, total=total, longest_s=longest_s)
 
     def reached(self, done: float, total: float = 0.0) -> None:
         """The phase has come so far; a `total` of 0 leaves the one before."""
         self.now = replace(self.now, done=done, total=total or self.now.total)
+
+    def mark(self) -> None:
+        """One more place of the phase is passed."""
+        self.marks += 1
 
     def add(self, done: float = 1.0) -> None:
         """So much more of the phase is done."""

@@ -484,6 +484,8 @@ class JobDemand(_message.Message):
     LAST_FAILURE_FIELD_NUMBER: _builtins.int
     FILTERED_FIELD_NUMBER: _builtins.int
     EVAL_OPEN_FIELD_NUMBER: _builtins.int
+    EVAL_VERSION_FIELD_NUMBER: _builtins.int
+    EVAL_TASKS_FIELD_NUMBER: _builtins.int
     DISAGREEMENT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     queued: _builtins.int
@@ -509,6 +511,9 @@ class JobDemand(_message.Message):
     """what the newest of them failed on"""
     eval_open: _builtins.int
     """tasks of the evaluation in progress that have no result yet"""
+    eval_version: _builtins.int
+    """that it measures; and how many tasks it has"""
+    eval_tasks: _builtins.int
     disagreement: _builtins.str
     """rollout workers that the trainer does not agree with; empty: none"""
     @_builtins.property
@@ -533,11 +538,13 @@ class JobDemand(_message.Message):
         last_failure: _builtins.str = ...,
         filtered: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         eval_open: _builtins.int = ...,
+        eval_version: _builtins.int = ...,
+        eval_tasks: _builtins.int = ...,
         disagreement: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_groups", b"accepted_groups", "disagreement", b"disagreement", "eval_open", b"eval_open", "failed_attempts", b"failed_attempts", "filtered", b"filtered", "group_size", b"group_size", "headroom_groups", b"headroom_groups", "job_id", b"job_id", "last_failure", b"last_failure", "leased", b"leased", "measuring", b"measuring", "queued", b"queued", "ready_groups", b"ready_groups", "sampled_tokens", b"sampled_tokens", "step", b"step", "trainer_wait_s", b"trainer_wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_groups", b"accepted_groups", "disagreement", b"disagreement", "eval_open", b"eval_open", "eval_tasks", b"eval_tasks", "eval_version", b"eval_version", "failed_attempts", b"failed_attempts", "filtered", b"filtered", "group_size", b"group_size", "headroom_groups", b"headroom_groups", "job_id", b"job_id", "last_failure", b"last_failure", "leased", b"leased", "measuring", b"measuring", "queued", b"queued", "ready_groups", b"ready_groups", "sampled_tokens", b"sampled_tokens", "step", b"step", "trainer_wait_s", b"trainer_wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -348,6 +348,68 @@ async def test_an_evaluation_that_hangs_is_noticed_though_the_trainer_has_a_batc
     assert (await watched.after(BUSY_S + LOOK_EVERY_S)).endswith("episodes wait for tokens")
 
 
+def evaluating(stage: str, *, done: int = 0, left: int = 4) -> Worker:
+    """An environment worker that has episodes for training, and some of an evaluation."""
+    phases = (
+        WorkerPhase("generate", done=100, total=108, job_id=JOB.job_id),
+        WorkerPhase(stage, 3, done=done, total=done + left, job_id=JOB.job_id),
+    )
+    return replace(ENVIRONMENT, phases=phases)
+
+
+HANGING: dict[str, tuple[Callable[[Source], object], str]] = {
+    "rollout": (
+        lambda s: s.put(evaluating("generate")),
+        "rollout: episodes wait for tokens",
+    ),
+    "rollout, without that version": (
+        lambda s: s.put(evaluating("room"), replace(ROLLOUT, active_version=4, phases=(REFUSES,))),
+        "rollout: no worker serves version 3; rollout-0 is refusing weights of version 3",
+    ),
+    "reward": (lambda s: s.put(evaluating("score")), "reward: episodes wait for their scores"),
+    "world": (
+        lambda s: s.put(evaluating("step")),
+        "environment: episodes are in a step of their world",
+    ),
+    "environment": (lambda s: s.put(ENVIRONMENT), "environment: no worker has its episodes"),
+}
+
+
+@pytest.mark.parametrize("kind", HANGING)
+@given(moves=st.lists(st.sampled_from(["done", "open"]), max_size=4), data=st.data())
+async def test_an_evaluation_that_hangs_is_named_though_the_job_gets_on(
+    kind: str, moves: list[str], data: st.DataObject
+) -> None:
+    """Not while its episodes get tokens, or tasks of it are measured."""
+    watched = Watched()
+    watched.source.wants.MergeFrom(
+        JobDemand(measuring=True, eval_open=8, eval_tasks=64, eval_version=3)
+    )
+
+    async def trains(seconds: float) -> str:
+        reason = ""
+        for _ in range(0, int(seconds), int(LOOK_EVERY_S)):
+            watched.source.wants.step += 1
+            watched.source.wants.sampled_tokens += 100
+            reason = await watched.after(LOOK_EVERY_S)
+        return reason
+
+    spoil, expected = HANGING[kind]
+    for number, move in enumerate(moves, 1):
+        if move == "open":
+            watched.source.wants.eval_open -= 1
+        watched.source.put(evaluating("generate", done=number))
+        assert await trains(data.draw(st.integers(2, int(BUSY_S - 2 * LOOK_EVERY_S)))) == ""
+    spoil(watched.source)
+    assert await trains(BUSY_S - 2 * LOOK_EVERY_S) == ""
+    reason = await trains(LOADING_S)
+    left = f"{8 - moves.count('open')} of 64 tasks are open"
+    said = rf"no progress of the evaluation of version 3 \({left}\) since \S+ UTC: "
+    assert re.fullmatch(said + re.escape(expected), reason)
+    watched.source.wants.eval_open -= 1
+    assert await trains(LOOK_EVERY_S) == ""
+
+
 async def test_filters_that_drop_everything_are_named() -> None:
     watched = Watched()
     watched.source.wants.filtered["zero_variance"] = 7  # before

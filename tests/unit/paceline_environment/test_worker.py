@@ -391,7 +391,7 @@ def cut_off(whole: Transcript, policy_tokens_from: int) -> EpisodeProgress:
                 whole.tokens[:cut],
                 spans,
                 whole.logprobs[:count],
-                (VersionRun(0, count),) if count else (),
+                (VersionRun(0, count, "rollout-0"),) if count else (),
                 tuple(s for s in whole.steps if s.end < cut),
             ),
         ),

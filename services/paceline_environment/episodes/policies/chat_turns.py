@@ -18,7 +18,7 @@ from paceline_environment.outside.history import ChatHistory
 from paceline_environment.outside.model import OutsideModel
 from paceline_environment.outside.replies import LENGTH, ChatTurn, is_full
 from paceline_environment.rollouts.turn import PrefixHolders
-from paceline_environment.stages import Stages
+from paceline_environment.stages import JobStages, Stages
 
 ENGINE = "endpoint"
 
@@ -33,16 +33,16 @@ class ChatTurns:
         self,
         *,
         model: OutsideModel,
-        job_id: str,
         limits: LimitSettings,
         sampling: SamplingParams,
         stages: Stages,
+        job_stages: JobStages,
         span: Span = NOTHING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_full = False
         self._model, self._limits, self._sampling = model, limits, sampling
-        self._stages, self._job_id = stages, job_id
+        self._stages, self._job_stages = stages, job_stages
         self._span, self._clock = span, clock
         self._history = ChatHistory()
         self._first = Observation()
@@ -115,8 +115,7 @@ class ChatTurns:
         self._waits_since = self._clock()
         try:
             with self._stages.waits_on(ENGINE):
-                of_job = self._stages.of(self._job_id)
-                return await self._model.ask(body, of_job, begun=self._begun)
+                return await self._model.ask(body, self._job_stages, begun=self._begun)
         except RefusedError as error:
             if not is_full(error):
                 raise

@@ -17,6 +17,7 @@ from paceline_environment.episodes.peers import EpisodePeers
 from paceline_environment.episodes.resume import resume_plan, unread_turns
 from paceline_environment.jobs import GroupContext, JobDialogue
 from paceline_environment.rollouts.turn import PrefixHolders, Turn, traced
+from paceline_environment.stages import JobStages
 
 
 class TokenTurns:
@@ -32,13 +33,14 @@ class TokenTurns:
         attempt: int,
         sampling: SamplingParams,
         peers: EpisodePeers,
+        stages: JobStages,
         span: Span = NOTHING,
     ) -> None:
         self.truncated = False
         self._group, self._job, self._peers = group, group.job, peers
         self._index, self._attempt, self._span = index, attempt, span
         self._sampling = sampling
-        self._stages = peers.stages.of(self._job.job_id)
+        self._stages = stages
         self._start = group.starts.get(index)
         self._builder = TranscriptBuilder()
         self._turn: Turn | None = None
@@ -224,5 +226,6 @@ class TokenTurns:
             min_version=self._group.assignment.min_version,
             timeout_s=self._job.spec.tasks.episode_timeout_s,
             holders=self._holders,
+            stages=self._stages,
             resumed=self._attempt > 1 and not self._workers,
         )
