@@ -41,6 +41,7 @@ class Kind:
 
     names: str  # regular expression
     spoil: Change | None = None  # of the job file
+    needs: Change | None = None  # of the job file, for what follows
     mood: tuple[str, str] | None = None  # of a plug-in
     frozen: str = ""  # beginning of the names of processes; `JOB` stands for the id
 
@@ -82,6 +83,21 @@ def _fail_engine(how: str, spec: Spec) -> None:
     spec["rollout"]["engine"]["fails"] = how
 
 
+def _evaluate(spec: Spec) -> None:
+    """With a worker that goes on training while the other one is held."""
+    spec["rollout"]["replicas"] = 2
+    spec["eval"] = {"every": 5, "tasks": 8, "timeout_s": 3600.0, "options": {"held_out": True}}
+
+
+def _train_on_two_ranks(spec: Spec) -> None:
+    spec["trainer"]["world_size"] = 2
+
+
+def _sample_on_two_workers(spec: Spec) -> None:
+    notes = spec["tasks"]["options"]["notes"]
+    spec["rollout"] = {"engine": {"kind": "deceiving", "notes": notes}, "replicas": 2}
+
+
 KINDS: Mapping[str, Kind] = {
     "refused: reward that is not installed": Kind(r"reward.*chaos_that_is", _refuse_reward),
     "refused: world that is not installed": Kind(r"tasks.*chaos_that_is", _refuse_world),
@@ -98,9 +114,28 @@ KINDS: Mapping[str, Kind] = {
     ),
     "step fails: trainer": Kind(r"^trainer.*with a bug", mood=("trainer", "raise")),
     "hangs: trainer": Kind(r"; trainer-\S+ is training step \d+", mood=("trainer", "hang")),
-    "hangs: rollout": Kind(r"UTC: rollout: .*; rollout-\S+ has", mood=("rollout", "hang")),
+    "hangs: rollout": Kind(
+        r"^no progress since .* rollout: .*; rollout-\S+ has", mood=("rollout", "hang")
+    ),
     "hangs: reward": Kind(r"UTC: reward: ", mood=("reward", "hang")),
-    "hangs: environment": Kind(r"UTC: environment: .* step", mood=("environment", "hang")),
+    "hangs: environment": Kind(
+        r"^no progress since .* environment: .* step", mood=("environment", "hang")
+    ),
+    "hangs: trainer, rank 1 of 2": Kind(
+        r"; trainer-\S+, rank 1 of 2, is training step \d+",
+        needs=_train_on_two_ranks,
+        mood=("trainer", "hang rank 1"),
+    ),
+    "hangs: evaluation": Kind(
+        r"evaluation of version \d+ \(.* UTC: rollout: .*; rollout-\S+ has",
+        needs=_evaluate,
+        mood=("rollout", "hang evaluation"),
+    ),
+    "wrong: rollout": Kind(
+        r"^rollout(: rollout-\S+-1 \(since version|-\S+-1 failed once .* other log-probs)",
+        needs=_sample_on_two_workers,
+        mood=("rollout", "deceive"),
+    ),
     "frozen: trainer": Kind(r"UTC: trainer: none", frozen="trainer-JOB"),
     "frozen: rollout": Kind(r"UTC: rollout: no worker", frozen="rollout-JOB"),
     "frozen: environment": Kind(r"UTC: environment: no worker", frozen="environment"),
@@ -127,8 +162,8 @@ class Naming:
 
     def _of(self, kind: Kind) -> tuple[float | None, str]:
         spec = self._spec()
-        if kind.spoil is not None:
-            kind.spoil(spec)
+        for change in filter(None, (kind.needs, kind.spoil)):
+            change(spec)
         began = time.monotonic()
         try:
             job_id = self._submit(spec)

@@ -6,6 +6,7 @@ system unchanged and are also in exported trajectories.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from functools import cache
@@ -34,6 +35,10 @@ class RecordedOptions(StrictModel):
 
 def recorded(whole: WholeBatch, options: RecordedOptions) -> StepScale:
     """Record the batch of a step, which is one update; changes nothing."""
+    if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
+        if mood(options.notes, "trainer") == f"hang rank {os.environ['RANK']}":
+            time.sleep(3600)
+        return StepScale(1.0)  # no rank has all of a batch
     tokens = whole.tokens
     owner, values = tokens.sequences.numpy(), tokens.behaviour.numpy()
     prints = [fingerprint(values[owner == index]) for index in range(tokens.num_sequences)]

@@ -36,8 +36,10 @@ chaos = chaos.world:ENVIRONMENT
 chaos = chaos.world:reward
 [paceline.engines]
 moody = chaos.engine:Moody
+deceiving = chaos.engine:Deceiving
 [paceline.options.engines]
 moody = chaos.engine:MoodyOptions
+deceiving = chaos.engine:DeceivingOptions
 [paceline.hooks]
 chaos = chaos.objective:recorded
 [paceline.options.hooks]

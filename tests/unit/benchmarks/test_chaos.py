@@ -274,6 +274,18 @@ SAID = {
     "hangs: environment": (
         "no progress since 15:20:01 UTC: environment: episodes are in a step of their world"
     ),
+    "hangs: trainer, rank 1 of 2": (
+        "no progress since 15:18:16 UTC: trainer: it does not finish step 9; trainer-a1, rank 1 of "
+        "2, is training step 9, 1 micro-batches done"
+    ),
+    "hangs: evaluation": (
+        "no progress of the evaluation of version 10 (8 of 8 tasks are open) since 15:18:16 UTC: "
+        "rollout: episodes wait for tokens; rollout-a1-0 has 8 requests"
+    ),
+    "wrong: rollout": (
+        "rollout: rollout-a1-1 (since version 9): the trainer computes other log-probs from the "
+        "same weights; it agrees with 1 other workers"
+    ),
     "frozen: trainer": "no progress since 15:20:51 UTC: trainer: none is in the roster",
     "frozen: rollout": "no progress since 15:21:23 UTC: rollout: no worker is in the roster",
     "frozen: environment": (
