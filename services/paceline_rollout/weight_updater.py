@@ -44,7 +44,8 @@ WATCH_TIMEOUT_S = 3600.0
 HIGH_RATIO = 1.5
 """Above it, an accepted engine is worth a warning: correct ones stay below 1.2."""
 PROVE_EVERY = 16
-"""Versions, of which the first is proved by its bytes, as log-probs do not show a stale tensor."""
+"""Versions, of which the first is proved by its bytes, as log-probs do not show a stale tensor. So
+is the second version of a process: some engines only show what has changed."""
 NONE = PolicyVersion(version=-1, step=-1)
 OnChange = Callable[[int, bool], Awaitable[None]]
 log = Log("rollout")
@@ -102,7 +103,8 @@ class WeightUpdater:
         self._failures = 0
         self._refused: tuple[int, int] = (-1, 0)  # a version, and how often
         self._loading: WorkerPhase | None = None  # or checking
-        self._proved = -PROVE_EVERY  # the newest version whose bytes the engine has shown
+        self._num_proved = 0
+        self._due = 0  # the version from which on the engine has to show its bytes again
         self._tracer = tracer
         self._routed_ns: dict[int, int] = {}  # version -> time of its first route
         self._reports = Reports(roster, job_id=job_id)
@@ -277,7 +279,7 @@ class WeightUpdater:
         self._metrics.set("weight_canary_ratio", verdict.ratio, job=self._job_id)
         if verdict.accepted and verdict.ratio > HIGH_RATIO:
             log.warning("canary is close to refusal", version=header.version, verdict=verdict)
-        if verdict.accepted and header.version - self._proved < PROVE_EVERY:
+        if verdict.accepted and header.version < self._due:
             return verdict
         return await self._prove(staging, verdict)
 
@@ -296,7 +298,8 @@ class WeightUpdater:
         unequal = await self._engine.unequal(_loadable(staging))
         self._check_active(staging.header.version)
         if not unequal:
-            self._proved = staging.header.version
+            self._due = staging.header.version + (PROVE_EVERY if self._num_proved else 1)
+            self._num_proved += 1
         return replace(verdict, unequal=tuple(unequal))
 
     async def _refuse(self, staging: Staging, verdict: CanaryVerdict) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
@@ -19,7 +22,7 @@ from paceline.testing.engines import snapshot as snapshot_of
 from paceline.weights.names import CheckpointNames
 from paceline_harness.models.families import save_family
 from paceline_rollout.engines.sglang.make import sglang
-from paceline_rollout.engines.sglang.proof import kept_tensors
+from paceline_rollout.engines.sglang.proof import ProofByChanges, kept_tensors
 
 CONTEXT = 64
 Open = Callable[..., Any]
@@ -108,6 +111,94 @@ async def test_a_server_that_leaves_tensors_out_serves_nothing(
             refused = (await out.run(ask(f"{version}")))[0]
             assert refused.error_code == "UNAVAILABLE"
             assert "w13_weight" in refused.error or forgets != "experts"
+
+
+@pytest.mark.parametrize(
+    ("part", "own"),
+    [
+        ("layers.1.self_attn.q_norm", ["model.layers.1.self_attn.q_norm.weight"]),
+        ("layers.0.mlp.experts", ["model.layers.0.mlp.experts.w13_weight"]),
+        ("layers.1.self_attn.", ["model.layers.1.self_attn.qkv_proj.weight"]),
+        ("embed_tokens", ["model.embed_tokens.weight"]),
+        ("never", []),
+    ],
+)
+async def test_what_a_server_leaves_out_of_a_later_version_is_found(
+    folder: Path, part: str, own: list[str]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    async with opened(folder) as out:
+        engine: Any = out.engine
+        for version in range(3):
+            if version == 2:
+                async with aiohttp.ClientSession() as http:
+                    await http.post(f"{engine.url}/forget", json={"part": part})
+            given = snapshot_of(Checkpoint(model), version, names="checkpoint")
+            await engine.load(given, "in_flight")
+            unequal = await engine.unequal(given)
+            assert set(own) <= set(unequal) if version == 2 else not unequal
+            assert bool(unequal) == (bool(own) and version == 2)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.01).add_(0.001)
+
+
+TENSORS = ("model.layers.0.a.weight", "model.layers.0.q.weight", "model.layers.0.k.weight")
+OWN = {"model.layers.0.a.weight": (0,), "model.layers.0.qk_proj.weight": (1, 2)}
+
+
+@given(
+    changes=st.lists(st.tuples(*[st.booleans()] * 3), min_size=1, max_size=5),
+    wrong=st.sampled_from(["", *OWN]),
+    extra=st.booleans(),
+)
+async def test_a_checksum_changes_exactly_with_the_tensors_it_is_made_of(
+    changes: list[tuple[bool, ...]], wrong: str, extra: bool
+) -> None:
+    """Of fused ones as far as the whole layer changes; `extra`: one changes by itself."""
+    proof, values = ProofByChanges(), [0, 0, 0]
+    stale = dict[str, tuple[int, ...]]()
+    for number, change in enumerate([(False,) * 3, *changes]):
+        values = [value + is_new for value, is_new in zip(values, change, strict=True)]
+        last = number == len(changes)
+        sums: dict[str, str] = {}
+        for own, parts in OWN.items():
+            now = tuple(values[part] for part in parts)
+            if not (last and own == wrong and not extra):
+                stale[own] = now
+            sums[own] = f"{stale[own]}{extra and last and own == wrong}"
+        unequal = await proof.unequal(
+            Sums(sums),  # pyright: ignore[reportArgumentType]
+            SnapshotOf(values),  # pyright: ignore[reportArgumentType]
+            loaded=lambda: True,
+        )
+        if not last or not wrong:
+            assert unequal == []
+        elif wrong == TENSORS[0]:
+            assert unequal == ([wrong] if extra != change[0] else [])
+        else:
+            assert unequal == ([wrong] if all(change) and not extra else [])
+
+
+class Sums:
+    """A server with these checksums."""
+
+    def __init__(self, sums: dict[str, str]) -> None:
+        self._sums = sums
+
+    async def checksums(self) -> list[dict[str, str]]:
+        return [self._sums]
+
+
+class SnapshotOf:
+    """Tensors that are a number each."""
+
+    def __init__(self, values: list[int]) -> None:
+        self._values = values
+
+    def tensors(self) -> Iterator[tuple[Any, memoryview]]:
+        for name, value in zip(TENSORS, self._values, strict=True):
+            yield SimpleNamespace(name=name), memoryview(bytes([value]))
 
 
 async def test_tensors_with_names_of_memory_do_not_reach_the_server(

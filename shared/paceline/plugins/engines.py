@@ -168,8 +168,8 @@ class ProvesWeights(Protocol):
     """Optional, for an engine that can compare the weights it computes with to a snapshot's.
 
     Log-probs do not show that a tensor is that of an earlier version, or that a small one is left
-    out. Workers ask at the first load, at every sixteenth version, and before they give up on a
-    version.
+    out. Workers ask at the first two loads, at every sixteenth version, and before they give up on
+    a version.
     """
 
     async def unequal(self, snapshot: WeightSnapshot) -> list[str]:

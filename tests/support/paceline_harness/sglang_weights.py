@@ -27,6 +27,10 @@ class FakeWeights:
         self._loaded = {own: {own: _DUMMY} for own in _own_names(config).values()}
         self._new: set[str] = set()
 
+    def forget(self, part: str) -> None:
+        """Skip names with this part from now on."""
+        self._own = {name: own for name, own in self._own.items() if part not in name}
+
     def load(self, names: Iterable[str], version: str | None) -> None:
         """Take tensors; those of several calls belong to the next version that is told."""
         self._new |= self._own.keys() & set(names)

@@ -34,6 +34,7 @@ from paceline_rollout.engines.sglang.connection import (
     retry_delay_s,
 )
 from paceline_rollout.engines.sglang.layout import Layout, vocab_size
+from paceline_rollout.engines.sglang.proof import ProofByChanges
 
 SCORE_TIMEOUT_S = 120.0
 INTERRUPT_TIMEOUT_S = 60.0
@@ -73,6 +74,7 @@ class SglangEngine:
         self._queue: RequestQueue[ServerRequest] = RequestQueue(self._gate)
         self._running: dict[str, ServerRequest] = {}
         self._layout: Layout | None = None
+        self._proof = ProofByChanges()
         self._snapshot: WeightSnapshot | None = None  # to load into a restarted server
         self._unavailable = ""  # why requests are refused; empty: they are not
         self._swap: Swap | None = None
@@ -158,6 +160,13 @@ class SglangEngine:
     async def checksums(self) -> list[dict[str, str]]:
         """Checksums of each rank's tensors; equal between replicas of one version."""
         return await self._connection.live.client.checksums()
+
+    async def unequal(self, snapshot: Any) -> list[str]:
+        """Tensors of the server that have other changes than the snapshot, since the last proof."""
+        client, version = self._connection.live.client, snapshot.header.version
+        return await self._proof.unequal(
+            client, snapshot, loaded=lambda: self._gate.version == version
+        )
 
     def status(self) -> EngineStatus:
         """Current counters; version -1 while requests are refused."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from paceline.errors import InvalidError, MisfitError, NotFoundError
+from paceline.plugins import WeightSnapshot
 from paceline.telemetry.logs import Log
 from paceline_rollout.engines.sglang.api import SglangClient
 
 # A server computes its other tensors, such as tables of positions, by itself.
 _LOADED = ("weight", "bias")
 _SHOWN = 4
+_IN_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 log = Log("sglang")
 Checksums = list[dict[str, str]]  # of each rank, by SGLang's names
 
@@ -27,7 +35,7 @@ class FirstLoad:
     async def begin(self) -> None:
         """Call it before a load."""
         if self._dummies is None:
-            self._dummies = await self._checksums()
+            self._dummies = await checksums_of(self._client)
 
     async def check(self) -> None:
         """Call it after a load that has succeeded.
@@ -35,7 +43,7 @@ class FirstLoad:
         Raises:
             MisfitError: the server still has some of the weights that it started with.
         """
-        kept = kept_tensors(self._dummies or [], await self._checksums())
+        kept = kept_tensors(self._dummies or [], await checksums_of(self._client))
         if kept:
             names = ", ".join(kept[:_SHOWN]) + (", ..." if len(kept) > _SHOWN else "")
             raise MisfitError(
@@ -44,13 +52,84 @@ class FirstLoad:
                 "another engine"
             )
 
-    async def _checksums(self) -> Checksums:
-        """None at all from a release without them."""
-        try:
-            return await self._client.checksums()
-        except (NotFoundError, InvalidError) as error:
-            log.warning("what the server loads cannot be checked", error=error)
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A version as it was published, and as the server has it."""
+
+    digests: dict[str, bytes]  # of the tensors of the snapshot
+    sums: Checksums
+
+
+class ProofByChanges:
+    """The proof that a server has loaded what has changed since the proof before, and no more.
+
+    Its names are not those of checkpoints, as it fuses tensors, and no map of them is public. But a
+    checksum changes exactly with the tensor of the same name, and where all tensors of a layer have
+    changed, with them. The first proof of a server has nothing to compare with.
+    """
+
+    def __init__(self) -> None:
+        self._last: _Seen | None = None
+
+    async def unequal(
+        self, client: SglangClient, snapshot: WeightSnapshot, *, loaded: Callable[[], bool]
+    ) -> list[str]:
+        """The server's names of tensors that are not those of the snapshot, as far as it shows.
+
+        `loaded`: whether the server still has this snapshot.
+        """
+        sums = await checksums_of(client)
+        seen = _Seen(await asyncio.to_thread(_digests, snapshot), sums)
+        if not sums or not loaded():
             return []
+        wrong = [] if self._last is None else _unequal(self._last, seen)
+        if not wrong:
+            self._last = seen
+        return wrong
+
+
+async def checksums_of(client: SglangClient) -> Checksums:
+    """None at all from a release without them."""
+    try:
+        return await client.checksums()
+    except (NotFoundError, InvalidError) as error:
+        log.warning("what the server loads cannot be checked", error=error)
+        return []
+
+
+def _digests(snapshot: WeightSnapshot) -> dict[str, bytes]:
+    return {
+        entry.name: hashlib.blake2b(data, digest_size=16).digest()
+        for entry, data in snapshot.tensors()
+    }
+
+
+def _unequal(before: _Seen, after: _Seen) -> list[str]:
+    """The tensors of which a rank has other changes than the snapshots, sorted."""
+    changed = {name: new != before.digests.get(name) for name, new in after.digests.items()}
+    layers: dict[str, bool] = {}  # whether all of it has changed
+    for name, is_new in changed.items():
+        layers[_layer(name)] = layers.get(_layer(name), True) and is_new
+    return sorted(
+        {
+            name
+            for old, new in zip(before.sums, after.sums, strict=False)
+            for name, checksum in old.items()
+            if name.endswith(_LOADED)
+            and (
+                (new.get(name) == checksum) == changed[name]
+                if name in changed
+                else new.get(name) == checksum and layers.get(_layer(name), False)
+            )
+        }
+    )
+
+
+def _layer(name: str) -> str:
+    """The number of its layer; the name of what is in none."""
+    found = _IN_LAYER.search(name)
+    return name if found is None else found[1]
 
 
 def kept_tensors(before: Checksums, after: Checksums) -> list[str]:
