@@ -144,6 +144,24 @@ async def test_score_is_the_trainers(attached: Answers, model: Any):
 
 
 @pytest.mark.sglang
+async def test_the_proof_of_bytes_is_of_the_weights_that_it_has(
+    attached: Answers, model: Any, other_model: Any
+):
+    engine: Any = attached.engine
+    for version, loaded in enumerate((model, other_model, model)):
+        await attached.swap(version, model=loaded)
+        assert await engine.unequal(attached.weights(version, loaded)) == []
+    missed = await engine.unequal(attached.weights(2, other_model))
+    names = (
+        "model.embed_tokens",
+        "model.layers.0.self_attn.qkv_proj",
+        "model.layers.0.mlp.down_proj",
+    )
+    assert {f"{name}.weight" for name in names} <= set(missed)
+    assert await engine.unequal(attached.weights(2, model)) == []
+
+
+@pytest.mark.sglang
 @pytest.mark.parametrize("activation", ["in_flight", "interrupt"])
 async def test_a_swap_leaves_no_stale_prefix(
     attached: Answers, model: Any, other_model: Any, activation: str

@@ -143,8 +143,9 @@ async def test_what_a_server_leaves_out_of_a_later_version_is_found(
                     parameter.mul_(1.01).add_(0.001)
 
 
-TENSORS = ("model.layers.0.a.weight", "model.layers.0.q.weight", "model.layers.0.k.weight")
-OWN = {"model.layers.0.a.weight": (0,), "model.layers.0.qk_proj.weight": (1, 2)}
+TENSORS = tuple(f"model.layers.0.attention.{name}.weight" for name in ("norm", "q", "k"))
+FUSED = "model.layers.0.attention.qk_proj.weight"
+OWN = {TENSORS[0]: (0,), FUSED: (1, 2)}
 
 
 @given(
@@ -155,7 +156,7 @@ OWN = {"model.layers.0.a.weight": (0,), "model.layers.0.qk_proj.weight": (1, 2)}
 async def test_a_checksum_changes_exactly_with_the_tensors_it_is_made_of(
     changes: list[tuple[bool, ...]], wrong: str, extra: bool
 ) -> None:
-    """Of fused ones as far as the whole layer changes; `extra`: one changes by itself."""
+    """Of fused ones as far as all of their parts change; `extra`: one changes by itself."""
     proof, values = ProofByChanges(), [0, 0, 0]
     stale = dict[str, tuple[int, ...]]()
     for number, change in enumerate([(False,) * 3, *changes]):
@@ -177,7 +178,7 @@ async def test_a_checksum_changes_exactly_with_the_tensors_it_is_made_of(
         elif wrong == TENSORS[0]:
             assert unequal == ([wrong] if extra != change[0] else [])
         else:
-            assert unequal == ([wrong] if all(change) and not extra else [])
+            assert unequal == ([wrong] if all(change[1:]) and not extra else [])
 
 
 class Sums:

@@ -16,7 +16,7 @@ from paceline_rollout.engines.sglang.api import SglangClient
 # A server computes its other tensors, such as tables of positions, by itself.
 _LOADED = ("weight", "bias")
 _SHOWN = 4
-_IN_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_IN_LAYER = re.compile(r"(?:^|\.)layers\.(\d+\.\w+)\.")
 log = Log("sglang")
 Checksums = list[dict[str, str]]  # of each rank, by SGLang's names
 
@@ -65,8 +65,9 @@ class ProofByChanges:
     """The proof that a server has loaded what has changed since the proof before, and no more.
 
     Its names are not those of checkpoints, as it fuses tensors, and no map of them is public. But a
-    checksum changes exactly with the tensor of the same name, and where all tensors of a layer have
-    changed, with them. The first proof of a server has nothing to compare with.
+    checksum changes exactly with the tensor of the same name. One without such a tensor is made of
+    others of the same part of its layer, so it changes if all of these have changed. The first
+    proof of a server has nothing to compare with.
     """
 
     def __init__(self) -> None:
@@ -107,29 +108,30 @@ def _digests(snapshot: WeightSnapshot) -> dict[str, bytes]:
 
 def _unequal(before: _Seen, after: _Seen) -> list[str]:
     """The tensors of which a rank has other changes than the snapshots, sorted."""
+    own = {name for sums in after.sums for name in sums}
     changed = {name: new != before.digests.get(name) for name, new in after.digests.items()}
-    layers: dict[str, bool] = {}  # whether all of it has changed
-    for name, is_new in changed.items():
-        layers[_layer(name)] = layers.get(_layer(name), True) and is_new
+    fused: dict[str, bool] = {}  # whether all that a part of a layer fuses has changed
+    for name in changed.keys() - own:
+        fused[_part(name)] = fused.get(_part(name), True) and changed[name]
+
+    def is_wrong(name: str, *, kept: bool) -> bool:
+        return kept == changed[name] if name in changed else kept and fused.get(_part(name), False)
+
     return sorted(
         {
             name
             for old, new in zip(before.sums, after.sums, strict=False)
             for name, checksum in old.items()
-            if name.endswith(_LOADED)
-            and (
-                (new.get(name) == checksum) == changed[name]
-                if name in changed
-                else new.get(name) == checksum and layers.get(_layer(name), False)
-            )
+            if name.endswith(_LOADED) and is_wrong(name, kept=new.get(name) == checksum)
         }
     )
 
 
-def _layer(name: str) -> str:
-    """The number of its layer; the name of what is in none."""
+def _part(name: str) -> str:
+    """The part of a layer that a tensor is in, such as its attention; without a layer, the name."""
     found = _IN_LAYER.search(name)
-    return name if found is None else found[1]
+    kind = "bias" if name.endswith("bias") else "weight"
+    return name if found is None else f"{found[1]} {kind}"
 
 
 def kept_tensors(before: Checksums, after: Checksums) -> list[str]:
