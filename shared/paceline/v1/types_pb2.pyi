@@ -870,11 +870,8 @@ class WorkerPhase(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     LONGEST_S_FIELD_NUMBER: _builtins.int
-<<<<<<< HEAD
     DETAIL_FIELD_NUMBER: _builtins.int
-=======
     RANK_FIELD_NUMBER: _builtins.int
->>>>>>> da7bf85f (An evaluation that hangs is named while its job goes on, and of several ranks the one that the others wait for)
     name: _builtins.str
     number: _builtins.int
     """of the version or step that it is for; -1: none"""
@@ -886,13 +883,10 @@ class WorkerPhase(_message.Message):
     """in shared workers; empty: the worker's own"""
     longest_s: _builtins.float
     """that such a phase has lasted lately in this process; 0: unknown"""
-<<<<<<< HEAD
     detail: _builtins.str
     """what another side said last, such as an endpoint that refuses requests"""
-=======
     rank: _builtins.str
     """of a trainer of several, the one that is behind: `rank 3 of 4`; empty: all"""
->>>>>>> da7bf85f (An evaluation that hangs is named while its job goes on, and of several ranks the one that the others wait for)
     def __init__(
         self,
         *,
@@ -902,19 +896,12 @@ class WorkerPhase(_message.Message):
         total: _builtins.float = ...,
         job_id: _builtins.str = ...,
         longest_s: _builtins.float = ...,
-<<<<<<< HEAD
         detail: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "done", b"done", "job_id", b"job_id", "longest_s", b"longest_s", "name", b"name", "number", b"number", "total", b"total"]  # noqa: Y015
-=======
         rank: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "job_id", b"job_id", "longest_s", b"longest_s", "name", b"name", "number", b"number", "rank", b"rank", "total", b"total"]  # noqa: Y015
->>>>>>> da7bf85f (An evaluation that hangs is named while its job goes on, and of several ranks the one that the others wait for)
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "done", b"done", "job_id", b"job_id", "longest_s", b"longest_s", "name", b"name", "number", b"number", "rank", b"rank", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

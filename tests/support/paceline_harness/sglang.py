@@ -135,7 +135,6 @@ class FakeSglang:
         get("/health_generate", self._ready)
         post("/fail_updates", self._fail_updates)
         post("/hold", self._hold)
-        post("/forget", self._forget)
         if self.release >= SPANS:
             get("/ready", self._ready)
         if self.release >= SESSIONS:
@@ -363,12 +362,6 @@ class FakeSglang:
     async def _hold(self, http: web.Request) -> web.Response:
         """Not in SGLang: pause answers at this number of tokens; null resumes them."""
         self.hold_at = (await http.json())["tokens"]
-        return _done()
-
-    async def _forget(self, http: web.Request) -> web.Response:
-        """Not in SGLang: skip names with this part from now on."""
-        if self._weights is not None:
-            self._weights.forget((await http.json())["part"])
         return _done()
 
     async def _checksums(self, http: web.Request) -> web.Response:

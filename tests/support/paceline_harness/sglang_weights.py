@@ -18,22 +18,20 @@ class FakeWeights:
     """The tensors of a model of a family like Llama, Qwen2, Qwen3 or Qwen3-MoE."""
 
     def __init__(self, config: Mapping[str, Any], *, forgets: str = "") -> None:
-        """`forgets`: a part of the names that the loader skips although the model has them."""
-        self._own = {
-            name: own
-            for name, own in _own_names(config).items()
-            if not (forgets and forgets in name)
-        }
+        """`forgets`: a part of the names that the loader skips although the model has them.
+
+        With `@N` at its end it skips them only once it has loaded so many versions.
+        """
+        self._own = _own_names(config)
+        self._part, _, versions = forgets.partition("@")
+        self._left = int(versions or 0)
         self._loaded = {own: {own: _DUMMY} for own in _own_names(config).values()}
         self._new: set[str] = set()
 
-    def forget(self, part: str) -> None:
-        """Skip names with this part from now on."""
-        self._own = {name: own for name, own in self._own.items() if part not in name}
-
     def load(self, names: Iterable[str], version: str | None) -> None:
         """Take tensors; those of several calls belong to the next version that is told."""
-        self._new |= self._own.keys() & set(names)
+        forgets = self._part if not self._left else ""
+        self._new |= {name for name in self._own.keys() & set(names) if not _in(forgets, name)}
         if version is None:
             return
         for name in self._new:
@@ -41,10 +39,15 @@ class FakeWeights:
             parts.pop(self._own[name], None)
             parts[name] = version
         self._new.clear()
+        self._left = max(self._left - 1, 0)
 
     def checksums(self) -> dict[str, str]:
         """By SGLang's names."""
         return {own: checksum(str(sorted(parts.items()))) for own, parts in self._loaded.items()}
+
+
+def _in(part: str, name: str) -> bool:
+    return bool(part) and part in name
 
 
 def checksum(text: str) -> str:
