@@ -83,6 +83,8 @@ class LedgerProgress:
     """Seconds until the next attempts may begin, since all of the last ones failed."""
     disagreement: str = ""
     """Rollout workers whose log-probs are not those of the trainer."""
+    unanswered: str = ""
+    """What the job's own code has not answered to the ledger for a second or more."""
     payload_bytes: int = 0
     waiting: bool = False
     """Whether the trainer waits for a batch."""

@@ -162,6 +162,44 @@ def test_a_filter_and_an_advantage_of_the_folder_train(
     assert len({row.values["advantage_deviation"] for row in rows}) == STEPS
 
 
+def test_a_curriculum_of_the_folder_trains_while_experience_is_killed(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]], until: Callable[..., None]
+) -> None:
+    """As the example does: nothing is lost, and no task is drawn twice."""
+    experience: dict[str, Any] = {
+        "batch_groups": 4,
+        "group_size": 4,
+        "filters": [],
+        "sampler": {"kind": "curriculum:Unsolved", "skip": 0.5},
+        "allocator": {"kind": "curriculum:SecondWave", "first": 2},
+    }
+    job = tiny_job(name="curriculum", stop={"steps": 3 * STEPS}) | {
+        "code": {"path": str(EXAMPLE)},
+        "eval": None,
+        "reward": [{"kind": "scoring:close_to", "scale": 20.0}],
+        "experience": experience,
+    }
+    with platform.client() as client:
+        wrong = experience | {"sampler": {"kind": "curriculum:Unsolved", "skip": 2.0}}
+        with pytest.raises(InvalidError, match=r"experience.sampler.skip: .*equal to 1"):
+            client.submit(job | {"experience": wrong})
+        job_id = client.submit(job).status.job_id
+        for step in (1, STEPS, 2 * STEPS):
+            until(partial(_is_at, client, job_id, step), f"no step {step}", PATIENCE_S)
+            os.kill(platform.pid_of("experience"), signal.SIGKILL)
+        ended = client.wait(job_id, timeout_s=PATIENCE_S)
+        assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
+        report = client.verify(job_id)
+        rows = client.list_trajectories(job_id).trajectories
+    assert report.ok, report.problems
+    groups = {row.group_id for row in rows}
+    assert len({name.split(".")[1] for name in groups}) == len(groups)  # each draw trained once
+
+
+def _is_at(client: Any, job_id: str, step: int) -> bool:
+    return client.get(job_id).status.step >= step
+
+
 def test_nothing_of_a_cancelled_job_goes_on(
     platform: Any, job: dict[str, Any], until: Callable[..., None]
 ) -> None:

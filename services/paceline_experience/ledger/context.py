@@ -13,7 +13,7 @@ from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Tracer
 from paceline.types import CheckpointStatus
-from paceline_experience.ledger.generation.learning import LearningPlugin
+from paceline_experience.ledger.generation.learning import LearningPart
 from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.records import (
@@ -82,7 +82,7 @@ class LedgerContext:
         watermarks: Watermarks | None = None,
         tracer: Tracer = OFF,
         meter: JobMeter | None = None,
-        learners: Sequence[LearningPlugin] = (),
+        learners: Sequence[LearningPart] = (),
     ) -> None:
         self.learners = learners
         self.watermarks = watermarks or Watermarks()

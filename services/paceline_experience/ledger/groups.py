@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from paceline.enums import DropReason, EpisodeOutcome, EpisodeState
-from paceline.errors import InvalidError
-from paceline.telemetry.logs import Log
-from paceline.text import clipped
+from paceline.enums import DropReason, EpisodeOutcome
 from paceline.types import EpisodeProgress
 from paceline_experience.ledger.context import LedgerContext
-from paceline_experience.ledger.counts import filter_reason
-from paceline_experience.ledger.filters.chain import FilterChain, finished_group
-from paceline_experience.ledger.filters.decision import GroupDecision
-from paceline_experience.ledger.filters.outcomes import given_up, observed
+from paceline_experience.ledger.filters.decider import Decider, Over
+from paceline_experience.ledger.filters.decision import CLOSE, STAYS_OPEN, GroupDecision
 from paceline_experience.ledger.generation.aborts import Aborts
 from paceline_experience.ledger.generation.allocation import (
     Allocation,
     GroupSizes,
-    repeated,
 )
 from paceline_experience.ledger.generation.back_off import BackOff, of_training
 from paceline_experience.ledger.generation.losses import Losses
@@ -31,30 +25,16 @@ from paceline_experience.ledger.generation.submission import (
     Submitted,
     submission,
 )
-from paceline_experience.ledger.own.later import LaterDecisions
+from paceline_experience.ledger.own.later import LaterDecisions, Undecided
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
-from paceline_experience.ledger.replay.pool import StoredRecord
-from paceline_experience.ledger.replay.stage import Offered, ReplayStage
+from paceline_experience.ledger.replay.stage import ReplayStage
 from paceline_experience.ledger.staleness import too_late_groups
 from paceline_experience.ledger.state import DROPPED, GroupRecord
 from paceline_experience.ledger.stored.samples import KeptSamples
 from paceline_experience.ledger.task_cursor import Draw
 from paceline_experience.store.payloads import PayloadStore
 
-MAX_REPAIRS = 3  # of a group, by filters
-_MORE, _CLOSE = "more", "close"  # verdicts on a group that stays open
-_STAYS_OPEN = frozenset({_MORE, _CLOSE})
-log = Log("groups")
-
-
 _Decided = tuple[GroupRecord, GroupDecision]
-
-
-@dataclass(frozen=True, slots=True)
-class _Over:
-    """A group on which filters decide; `late`: it has enough, without these finished episodes."""
-
-    late: tuple[int, ...] | None = None
 
 
 class Groups:
@@ -87,8 +67,10 @@ class Groups:
         self._sizes: dict[str, int] = {}
         self.payload_bytes = 0
         self._num_accepted, self._accepted_bytes = 0, 0
-        self._filters = FilterChain(core.spec, own)
-        self._later = LaterDecisions(self._decide_later) if self._filters.slow else None
+        self._decider = Decider(
+            core, observe=observe, own=own, allocation=allocation, replay=replay
+        )
+        self._later = LaterDecisions(self._decide_later) if self._decider.slow else None
 
     @property
     def problem(self) -> str:
@@ -217,28 +199,36 @@ class Groups:
         `finished`: episodes that have just finished, in order; if not given, all that have.
         """
         await self.drop(late := self._too_late(names), DropReason.STALE)
+        undecided: list[Undecided] = []
+        for group in (self._core.state.groups[name] for name in names if name not in late):
+            new = group.finished() if finished is None else finished.get(group.group_id, ())
+            undecided.append(Undecided(group, tuple(new)))
+        if self._later is not None and self._decider.allocates_later:
+            self._later.add([each for each in undecided if self._decider.may_be_over(each.group)])
+        else:
+            await self._settle(undecided)
+
+    async def _settle(self, undecided: Sequence[Undecided]) -> None:
+        """Inside a transaction: ask an installed allocator, then filters, now or later."""
         decided: list[_Decided] = []
-        over: list[tuple[GroupRecord, _Over]] = []
-        for name in names:
-            if name in late:
-                continue
-            group = self._core.state.groups[name]
-            new = group.finished() if finished is None else finished.get(name, ())
-            found = self._allocated(group, new)
+        over: list[tuple[GroupRecord, Over]] = []
+        for each in undecided:
+            found = await self._decider.over(each.group, each.new)
             if isinstance(found, GroupDecision):
-                decided.append((group, found))
+                decided.append((each.group, found))
             elif found is not None:
-                over.append((group, found))
+                over.append((each.group, found))
         for group, found in over:
             if self._later is None:
-                decision = await self._decision(group.without(found.late or ()))
+                decision = await self._decider.decision(group.without(found.late or ()))
                 decided.append((group, replace(decision, surplus=found.late)))
             elif found.late is not None:
-                closing = GroupDecision(group.group_id, _CLOSE, surplus=found.late)
+                closing = GroupDecision(group.group_id, CLOSE, surplus=found.late)
                 decided.append((group, closing))
         await self._decide(decided)
         if self._later is not None:
-            self._later.add([self._core.state.groups[group.group_id] for group, _ in over])
+            groups = self._core.state.groups
+            self._later.add([Undecided(groups[group.group_id]) for group, _ in over])
 
     def _too_late(self, names: Iterable[str]) -> list[str]:
         most = self._core.spec.experience.max_staleness
@@ -249,19 +239,41 @@ class Groups:
         if self._later is not None:
             self._later.close()
 
-    async def _decide_later(self, group: GroupRecord) -> None:
-        """Decide on a group that was complete, unless it has changed before its filters answer."""
-        decision = await self._decision(group)
+    async def _decide_later(self, undecided: Undecided) -> None:
+        """Decide on a group, unless it changes before its allocator or filters answer."""
+        group, found = undecided.group, Over()
+        if self._decider.allocates_later:
+            found = await self._decider.over(group, undecided.new)
+        if isinstance(found, Over) and found.late is None:
+            found = await self._decider.decision(group)
+        if found is None:
+            return
         async with self._core.transaction() as state:
             now = state.groups.get(group.group_id)
-            if now is None or not now.complete or now.attempts != group.attempts:
+            if now is None or now.group_id not in state.open or not now.follows(group):
                 return
             if late := self._too_late([now.group_id]):
                 return await self.drop(late, DropReason.STALE)
-            if all(state.pool.needs(guest.payload) for guest in decision.guests):
-                await self._decide([(now, decision)])
-            elif self._later is not None:
-                self._later.add([now])
+            if isinstance(found, Over):
+                await self._close_early(now, counted=group.without(found.late or ()))
+            elif found.verdict == DropReason.INVALID or now.complete:
+                await self._decide_if_stored(now, found)
+
+    async def _close_early(self, now: GroupRecord, *, counted: GroupRecord) -> None:
+        """Close a group with what had finished when its allocator had enough."""
+        if now.closed:
+            return
+        surplus = tuple(index for index in now.finished() if index not in counted.finished())
+        await self._decide([(now, GroupDecision(now.group_id, CLOSE, surplus=surplus))])
+        assert self._later is not None
+        self._later.add([Undecided(self._core.state.groups[now.group_id])])
+
+    async def _decide_if_stored(self, now: GroupRecord, decision: GroupDecision) -> None:
+        assert self._later is not None
+        if all(self._core.state.pool.needs(guest.payload) for guest in decision.guests):
+            await self._decide([(now, decision)])
+        else:
+            self._later.add([Undecided(now)])
 
     async def _decide(self, decided: Sequence[_Decided]) -> None:
         """Inside a transaction: do what was decided on groups."""
@@ -273,7 +285,7 @@ class Groups:
             for (group, decision), each in zip(decided, fields, strict=True):
                 each |= self._replay.changes(group, decision.stored)
         await self._core.decide(fields)
-        ended = [group for group, decision in decided if decision.verdict not in _STAYS_OPEN]
+        ended = [group for group, decision in decided if decision.verdict not in STAYS_OPEN]
         for group in ended:
             if not group.is_eval:
                 self._core.meter.decided([f.reward for f in group.summaries()])
@@ -294,91 +306,11 @@ class Groups:
         if any(group.group_id in state.groups for group in ended):
             self._core.ready.fire()
 
-    def _allocated(self, group: GroupRecord, new: Sequence[int]) -> GroupDecision | _Over | None:
-        """Whether a group is over, or gets another wave; None: it waits for its episodes."""
-        if self.allocation is None or group.is_eval or group.closed:
-            return _Over() if group.complete else None
-        try:
-            for count in range(1, len(new) + 1):
-                late = tuple(new[count:])  # as if they had not finished yet
-                if not late and group.complete:
-                    break
-                if self.allocation.enough(group.without(late)):
-                    return _Over(late)
-            if not group.complete:
-                return None
-            if wave := self.allocation.more(group, self._core.state.step):
-                return GroupDecision(group.group_id, _MORE, wave=wave)
-        except InvalidError as error:
-            return self._invalid(group, error)
-        return _Over()
-
-    def _invalid(self, group: GroupRecord, error: InvalidError) -> GroupDecision:
-        detail = clipped(error.message, self._core.limits.settings.reason_bytes)
-        return GroupDecision(group.group_id, DropReason.INVALID, detail=detail)
-
     def _gone(self, before: GroupRecord) -> Iterable[str]:
         """Payloads of episodes that a group has lost."""
         after = self._core.state.groups.get(before.group_id)
         kept = set(after.payloads()) if after else set[str]()
         return (name for name in before.payloads() if name not in kept)
-
-    async def _decision(self, group: GroupRecord) -> GroupDecision:
-        """What becomes of a complete group, according to the filters."""
-        offered, stored = Offered(group), ()
-        try:
-            if self._replay is not None:
-                offered, stored = self._replay.offer(group), self._replay.keep(group)
-            finished = offered.group.finished()
-            found = await self._filters.decision(
-                finished_group(offered.group),
-                repairable=len(finished) if group.repairs < MAX_REPAIRS else 0,
-            )
-        except InvalidError as error:
-            log.exception(
-                "a filter or replay has failed", job=self._core.job_id, group=group.group_id
-            )
-            return self._invalid(group, error)
-        # Filters know the finished episodes only, by their place among them; guests come last.
-        if again := tuple(finished[place] for place in found.repair):
-            return GroupDecision(group.group_id, _MORE, wave=repeated(group, again), repaired=again)
-        kept = {finished[place] for place in found.kept if place < len(finished)}
-        if not kept:
-            why = found.reason or "only replayed"
-            return GroupDecision(
-                group.group_id,
-                DropReason.FILTERED,
-                outcome=self._told(group, kept=None),
-                filtered_for=filter_reason(self._core.state.counts, why),
-                stored=stored,
-            )
-        guests = [n - len(finished) for n in found.kept if n >= len(finished)]
-        joined = tuple(offered.group.guests[n] for n in guests)
-        replaced = offered.replaced if joined else ()
-        return GroupDecision(
-            group.group_id,
-            EpisodeState.READY,
-            left_out=tuple(i for i in group.finished() if i not in kept and i not in replaced),
-            outcome=self._told(group, kept=kept, guests=joined),
-            guests=joined,
-            replaced=replaced,
-            stored=stored,
-        )
-
-    def _told(
-        self,
-        group: GroupRecord,
-        *,
-        kept: Collection[int] | None,
-        guests: Sequence[StoredRecord] = (),
-    ) -> str:
-        wanted = self._observe and not group.is_eval and not group.seen
-        return observed(group, kept=kept, guests=guests) if wanted else ""
-
-    def _given_up(self, group: GroupRecord, reason: DropReason) -> str:
-        """The same for one that is dropped before it was decided, and does not come again."""
-        wanted = self._observe and not group.is_eval and not group.seen
-        return given_up(group, reason) if wanted else ""
 
     async def prefixes(self, group: GroupRecord, indices: Sequence[int]) -> list[EpisodeProgress]:
         """What those of these episodes that continue a sibling begin with."""
@@ -395,7 +327,7 @@ class Groups:
         limit = self._core.spec.experience.max_attempts if reason is DropReason.STALE else 0
         again = [g for g in groups if not g.is_eval and g.num_requeues < limit]
         final = {
-            g.group_id: self._given_up(g, reason)
+            g.group_id: self._decider.outcome_of_given_up(g, reason)
             for g in groups
             if reason is DropReason.STALE and g not in again
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from paceline import wire
@@ -22,14 +22,15 @@ from paceline_experience.ledger.admission import (
     serving_step,
 )
 from paceline_experience.ledger.context import LedgerContext
-from paceline_experience.ledger.generation.allocation import Wave, episode_starts, named_tasks
+from paceline_experience.ledger.generation.allocation import episode_starts, named_tasks
+from paceline_experience.ledger.generation.lease_plan import LeasePlan
 from paceline_experience.ledger.generation.modes import EpisodeKey, Mode
 from paceline_experience.ledger.generation.submission import Report, Verdict
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.sources import Sources
 from paceline_experience.ledger.staleness import oldest_usable_version, stale_groups
 from paceline_experience.ledger.state import GroupRecord, LedgerState
-from paceline_experience.ledger.task_cursor import Draw, draw_fields, stable_seed
+from paceline_experience.ledger.task_cursor import Draw, stable_seed
 
 # All other reasons: requeue.
 _VERDICTS = {
@@ -60,22 +61,6 @@ class Demand:
     eval_leased: int
     eval_queued: int
     group: int = 1  # episodes of a new group, on average
-
-
-@dataclass(slots=True)
-class _Plan:
-    sources: Sources  # its tasks are from; the job may be over when they are read
-    lease: list[tuple[str, list[int]]] = field(default_factory=list[tuple[str, list[int]]])
-    admit: list[tuple[str, Draw, Wave | None]] = field(
-        default_factory=list[tuple[str, Draw, "Wave | None"]]
-    )
-
-
-def _wave_fields(wave: Wave | None) -> dict[str, object]:
-    """As `lease.lua` takes it."""
-    if wave is None:
-        return {}
-    return {"size": wave.count, **({"starts": wave.starts} if wave.starts else {})}
 
 
 class Leases:
@@ -169,7 +154,7 @@ class Leases:
         async with self._core.transaction() as state:
             if self._sources is None:
                 return []
-            plan = _Plan(self._sources)
+            plan = LeasePlan(self._sources)
             if evals > 0 and not state.meta.paused:
                 self._plan_queued(plan, state, state.queued_evals, evals)
             if train > 0 and not state.stop and not self.mode.holds:
@@ -182,7 +167,9 @@ class Leases:
             await self._core.change("lease", self._arguments(plan, worker_id))
             return await self._assignments(plan, state)
 
-    def _plan_queued(self, plan: _Plan, state: LedgerState, names: set[str], credits: int) -> int:
+    def _plan_queued(
+        self, plan: LeasePlan, state: LedgerState, names: set[str], credits: int
+    ) -> int:
         for group in sorted((state.groups[name] for name in names), key=lambda g: g.seq):
             if credits <= 0:
                 break
@@ -192,13 +179,20 @@ class Leases:
         return credits
 
     def _plan_new(
-        self, plan: _Plan, state: LedgerState, worker_id: str, credits: int, *, allow_partial: bool
+        self,
+        plan: LeasePlan,
+        state: LedgerState,
+        worker_id: str,
+        credits: int,
+        *,
+        allow_partial: bool,
     ) -> None:
         size = self.limits.group_size
         # A worker with fewer slots than a group gets a part of one, but only when idle:
         # otherwise single credits would split every group.
         tiny = 0 < credits < size and not plan.lease and state.held[worker_id] == 0
         groups = -(-credits // size) if allow_partial or tiny else credits // size
+        not_begun: list[Draw] = []
         for _ in range(min(self.headroom(), groups)):
             if credits <= 0:  # the last one was larger than others
                 break
@@ -209,29 +203,26 @@ class Leases:
             if self._allocation is not None:
                 wave = self._allocation.start(drawn, state.step)
                 if wave is None:
-                    break
+                    not_begun.append(drawn)
+                    continue
                 size = wave.count
             name = f"{self._core.job_id}.{drawn.name}"
             plan.admit.append((name, drawn, wave))
             plan.lease.append((name, list(range(min(size, credits)))))
             credits -= size
+        for drawn in not_begun:
+            self._core.cursor.requeue(drawn)
 
-    def _arguments(self, plan: _Plan, worker_id: str) -> str:
-        fields = {
-            "worker": worker_id,
-            "max_staleness": self.limits.max_staleness,
-            "batch_groups": self.limits.batch_groups,
-            "group_size": self._limits.group_size,
-            "admit": [
-                {"group": name, **draw_fields(drawn), **_wave_fields(wave)}
-                for name, drawn, wave in plan.admit
-            ],
-            "lease": [{"group": name, "indices": indices} for name, indices in plan.lease],
-            "feed": self._core.cursor.state() if plan.admit else "",
-        }
-        return json.dumps(fields)
+    def _arguments(self, plan: LeasePlan, worker_id: str) -> str:
+        return plan.script_argument(
+            worker_id=worker_id,
+            max_staleness=self.limits.max_staleness,
+            batch_groups=self.limits.batch_groups,
+            group_size=self._limits.group_size,
+            feed=self._core.cursor.state() if plan.admit else "",
+        )
 
-    async def _assignments(self, plan: _Plan, state: LedgerState) -> list[Assignment]:
+    async def _assignments(self, plan: LeasePlan, state: LedgerState) -> list[Assignment]:
         progress = await self._stored_progress(plan, state)
         floor = oldest_usable_version(state, max_staleness=self.limits.max_staleness)
         assignments: list[Assignment] = []
@@ -308,7 +299,7 @@ class Leases:
         return task
 
     async def _stored_progress(
-        self, plan: _Plan, state: LedgerState
+        self, plan: LeasePlan, state: LedgerState
     ) -> dict[str, list[EpisodeProgress]]:
         wanted = [
             (name, index, state.groups[name].attempts[index])

@@ -20,8 +20,8 @@ from paceline_experience.ledger.checkpoints import KeptCheckpoints
 from paceline_experience.ledger.context import Hooks, LedgerContext
 from paceline_experience.ledger.counts import totals
 from paceline_experience.ledger.evaluation.evals import Evals
-from paceline_experience.ledger.generation.allocation import Allocation
 from paceline_experience.ledger.generation.modes import EpisodeKey
+from paceline_experience.ledger.generation.parts import generation_parts
 from paceline_experience.ledger.generation.submission import Submitted
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.job_completion import JobCompletion
@@ -35,9 +35,7 @@ from paceline_experience.ledger.records import Publication, make_record
 from paceline_experience.ledger.replay.imports import Imports
 from paceline_experience.ledger.replay.stage import replay_stage
 from paceline_experience.ledger.shares import BatchShare
-from paceline_experience.ledger.sources import learners_of, make_allocator, make_sampler
 from paceline_experience.ledger.stored.listing import EpisodeListing
-from paceline_experience.ledger.task_cursor import TaskCursor
 from paceline_experience.ledger.trajectories import Trajectories
 from paceline_experience.ledger.verification import VerificationReport, verify
 from paceline_experience.store.clock import Clock, JobClock
@@ -73,21 +71,22 @@ class JobLedger:
         meter: JobMeter | None = None,
         own: OwnParts = NO_PARTS,
     ) -> None:
-        sampler, allocator = make_sampler(spec, len(tasks)), make_allocator(spec)
+        parts = generation_parts(spec, len(tasks), own)
         core = LedgerContext(
             store=store,
             keys=JobKeys(tenant, job_id),
             job_id=job_id,
             spec=spec,
             clock=clock or JobClock(store.now),
-            cursor=TaskCursor(sampler, kind=spec.experience.sampler.kind),
+            cursor=parts.cursor,
             limits=limits or JobLimits(tenant),
             epoch=epoch,
             watermarks=watermarks,
             tracer=tracer,
             meter=meter,
-            learners=learners_of(spec, sampler, allocator),
+            learners=parts.learners,
         )
+        parts.listen(core.work.fire)
         estimator = Estimator(core, own)
         groups = Groups(
             core=core,
@@ -95,10 +94,11 @@ class JobLedger:
             compress_over_bytes=options.compress_over_bytes,
             observe=estimator.observes,
             own=own,
-            allocation=Allocation(spec, allocator) if allocator else None,
+            allocation=parts.allocation,
             replay=replay_stage(core),
         )
         self._core, self._groups, self._payloads = core, groups, payloads
+        self._parts, self._own = parts, own
         self._hooks, self._rows_reported = hooks, -1
         self._kept = KeptCheckpoints(core, hooks)
         self._leases = Leases(core=core, groups=groups, tasks=tasks, eval_tasks=eval_tasks)
@@ -186,7 +186,7 @@ class JobLedger:
 
     def close(self, *, over: bool = False) -> None:
         """This process is done with the job; `over`: so is everybody, and its data are let go."""
-        for each in (self._groups, self._batches, self._core.traces, self.imports):
+        for each in (self._parts, self._groups, self._batches, self._core.traces, self.imports):
             each.close()
         for part in (self._leases, self.imports) if over else ():
             part.let_go()
@@ -437,6 +437,7 @@ class JobLedger:
             **self._groups.losses.failures(),
             back_off_s=self._groups.back_off.left_s,
             disagreement=self.agreement.words,
+            unanswered=self._own.unanswered,
             **self._evals.standings(),
         )
 

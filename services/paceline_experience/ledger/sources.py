@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -14,14 +12,11 @@ import numpy as np
 from paceline.config import JobSpec
 from paceline.config.named import NamedPlugin, named, problems
 from paceline.data import JobData, takes_data
-from paceline.errors import InvalidError, UnavailableError, plugin_boundary
+from paceline.errors import InvalidError
 from paceline.plugins import (
     Advantages,
-    Allocator,
     Context,
     EpisodeBatch,
-    Learns,
-    Sampler,
     Stored,
     TaskSource,
     registry,
@@ -30,21 +25,22 @@ from paceline.types import Task
 from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import estimate, parts_of
 from paceline_experience.ledger.filters.chain import answered, trial_group
-from paceline_experience.ledger.generation.allocation import Allocation
 from paceline_experience.ledger.generation.golds import check_golds
-from paceline_experience.ledger.generation.learning import LearningPlugin
 from paceline_experience.ledger.generation.memory import Memory
+from paceline_experience.ledger.generation.parts import (
+    TRIED_TASKS,
+    check_fills_a_batch,
+    plugin_errors,
+    try_installed,
+)
 from paceline_experience.ledger.own.parts import NoParts
-from paceline_experience.ledger.records import OutcomeRecord
 from paceline_experience.ledger.replay.stage import (
     checked_guests,
     checked_places,
     make_replay,
 )
-from paceline_experience.ledger.task_cursor import Draw, TaskCursor
 
 # Kinds of plug-ins that run in this service; of environments only their tasks.
-_TRIED_TASKS = 100  # for a sampler of tasks that are not built here
 LEDGER_PLUGINS = frozenset(
     {"environments", "samplers", "allocators", "replays", "filters", "advantages"}
 )
@@ -74,22 +70,6 @@ class NoTasks:
 
     def __getitem__(self, position: int, /) -> Task:
         raise IndexError(f"task {position} of a job that is over")
-
-
-class _NoSampler:
-    """A sampler of no tasks; it only holds its state."""
-
-    def __init__(self) -> None:
-        self._state: dict[str, Any] = {}
-
-    def next(self) -> int | None:
-        return None
-
-    def state(self) -> dict[str, Any]:
-        return self._state
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._state = dict(state)
 
 
 class _Zeros(NoParts):
@@ -129,9 +109,9 @@ def try_plugins(spec: JobSpec, data: JobData | None = None) -> None:
     """
     check_plugins(spec)
     sources = None if spec.lists_own_tasks else task_sources(spec, data)
-    position = _try_generation(spec, len(sources.train) if sources else _TRIED_TASKS)
+    position = try_installed(spec, len(sources.train) if sources else TRIED_TASKS)
     if sources is not None:
-        _check_fills_a_batch(spec, len(sources.train))
+        check_fills_a_batch(spec, len(sources.train))
         _try_task(sources.train, position, spec, field=options_field(spec))
         for name, tasks in sources.evals.items():
             _try_task(tasks, 0, spec, field=options_field(spec, name))
@@ -141,7 +121,7 @@ def try_plugins(spec: JobSpec, data: JobData | None = None) -> None:
     parts = [part.part for part in spec.reward]
     for each in named(spec):
         if each.kind == "filters" and not each.is_own:
-            with _plugin_errors(each.options_field, each.name):
+            with plugin_errors(each.options_field, each.name):
                 answered(registry.find("filters", each.name), trial_group(parts), each.options)
     _try_replay(spec, parts)
     _try_advantages(spec, parts)
@@ -183,97 +163,11 @@ def eval_field(name: str) -> str:
     return f"evals.{name}" if name else "eval"
 
 
-def make_sampler(spec: JobSpec, num_tasks: int) -> Sampler:
-    """The sampler of a job over `num_tasks` tasks."""
-    if num_tasks == 0:
-        return _NoSampler()
-    sampler, tasks = spec.experience.sampler, spec.tasks
-    make = registry.find("samplers", sampler.kind)
-    return make(num_tasks, seed=tasks.seed, epochs=tasks.epochs, **sampler.options)
-
-
-def make_allocator(spec: JobSpec) -> Allocator | None:
-    """The allocator of a job, if it has one."""
-    found = spec.experience.allocator
-    if found is None:
-        return None
-    make = registry.find("allocators", found.kind)
-    return make(group_size=spec.experience.group_size, **found.options)
-
-
-def learners_of(
-    spec: JobSpec, sampler: Sampler, allocator: Allocator | None
-) -> list[LearningPlugin]:
-    """The plug-ins of a ledger that learn."""
-    plugins: list[tuple[str, Any, str]] = [("sampler", sampler, spec.experience.sampler.kind)]
-    if spec.experience.allocator is not None:
-        plugins.append(("allocator", allocator, spec.experience.allocator.kind))
-    return [
-        LearningPlugin(plugin, field=f"experience.{field}", kind=kind)
-        for field, plugin, kind in plugins
-        if isinstance(plugin, Learns)
-    ]
-
-
-def _try_generation(spec: JobSpec, num_tasks: int) -> int:
-    """Draw once, start a group, and let plug-ins learn from it; returns the task's position."""
-    kind = spec.experience.sampler.kind
-    with _plugin_errors("experience.sampler", kind):
-        sampler = make_sampler(spec, num_tasks)
-        cursor = TaskCursor(sampler, kind=kind)
-    wanted = spec.experience.allocator
-    with _plugin_errors("experience.allocator", wanted.kind if wanted else ""):
-        allocator = make_allocator(spec)
-        allocation = None if allocator is None else Allocation(spec, allocator)
-    learners = learners_of(spec, sampler, allocator)
-    memory = Memory()
-    for each in learners:
-        each.remember(memory)
-    drawn = cursor.draw() or Draw(0, 0)
-    cursor.state()
-    if allocation is not None:
-        allocation.attempt(drawn)
-    tried = OutcomeRecord(
-        seq=0,
-        task=drawn.position,
-        rewards=(0.0, 1.0),
-        answers=("", ""),
-        lengths=(1, 1),
-        truncated=(False, False),
-        pick=drawn.pick,
-    )
-    failed = OutcomeRecord(seq=1, task=drawn.position, failed="group_failed", pick=drawn.pick)
-    outcomes = (tried.outcome(), failed.outcome())
-    context = Context(0, spec.stop.steps, spec.tasks.seed, outcomes=outcomes)
-    for each in learners:
-        memory.apply(each.learn(context, memory))
-        each.remember(memory)
-    problems = [cursor.problem, *(each.problem for each in learners)]
-    if problem := next(filter(None, problems), ""):
-        raise InvalidError(problem)
-    return drawn.position
-
-
-def _check_fills_a_batch(spec: JobSpec, num_tasks: int) -> None:
-    """Raise `InvalidError` if all epochs together have fewer groups than one step trains on."""
-    wanted, epochs = spec.experience.batch_groups, spec.tasks.epochs
-    if epochs is None:
-        return
-    cursor = TaskCursor(make_sampler(spec, num_tasks), kind=spec.experience.sampler.kind)
-    drawn = sum(1 for _ in takewhile(lambda _: cursor.draw() is not None, range(wanted)))
-    if drawn < wanted and not cursor.problem:
-        raise InvalidError(
-            f"experience.batch_groups: {wanted}, but tasks.epochs {epochs} of {num_tasks} tasks "
-            f"has only {drawn} groups, so that no step could be trained; allowed: at most {drawn}, "
-            "or more epochs or tasks"
-        )
-
-
 def _build(
     name: str, options: Mapping[str, Any], data: JobData, *, seed: int, field: str
 ) -> TaskSource:
     make = registry.environment(name).load_tasks()
-    with _plugin_errors(field, name):
+    with plugin_errors(field, name):
         takes = takes_data(make)
         given = {takes: replace(data, options_field=field)} if takes else {}
         source = make(seed=seed, **given, **options)
@@ -285,14 +179,14 @@ def _build(
 
 
 def _try_task(source: TaskSource, position: int, spec: JobSpec, *, field: str) -> None:
-    with _plugin_errors(field, spec.tasks.environment):
+    with plugin_errors(field, spec.tasks.environment):
         _expect(source[position], Task, "a Task")
 
 
 def _try_replay(spec: JobSpec, parts: Sequence[str]) -> None:
     """Offer one stored success to a group, and store what is wanted of it."""
     found = spec.experience.replay
-    with _plugin_errors("experience.replay", found.kind if found else ""):
+    with plugin_errors("experience.replay", found.kind if found else ""):
         replay, group = make_replay(spec), trial_group(parts)
         if replay is None:
             return
@@ -309,12 +203,3 @@ def _try_advantages(spec: JobSpec, parts: Sequence[str]) -> None:
 def _expect(value: Any, kind: type, needed: str) -> None:
     if not isinstance(value, kind):
         raise TypeError(f"an answer of type {type(value).__name__}; {needed} is needed")
-
-
-def _plugin_errors(field: str, name: str) -> AbstractContextManager[None]:
-    """Report whatever a plug-in raises inside as an invalid value of this field.
-
-    An `UnavailableError` says that a store or a volume is away.
-    """
-    passes = (InvalidError, UnavailableError)
-    return plugin_boundary(f"{field}: {name} refuses them", passes=passes)

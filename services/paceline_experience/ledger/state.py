@@ -92,6 +92,13 @@ class GroupRecord:
         states = "".join("l" if i in indices else s for i, s in enumerate(self.states))
         return replace(self, results=results, states=states)
 
+    def follows(self, earlier: GroupRecord) -> bool:
+        """Whether all that was finished of an earlier record still is, and no wave came since."""
+        was = earlier.payload_names().items()
+        names = self.payload_names()
+        same = all(names.get(index) == name for index, name in was)
+        return same and len(self.states) == len(earlier.states)
+
     def payload_names(self) -> dict[int, str]:
         """Names of its payloads by index, in order."""
         return {

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from paceline.code.generation.starts import pick_text
 from paceline.errors import InvalidError, plugin_boundary
-from paceline.plugins import MAX_CURSOR_BYTES, MAX_PICK_BYTES, Pick, Sampler
+from paceline.plugins import MAX_CURSOR_BYTES, Pick, Sampler
 from paceline.telemetry.logs import Log
 from paceline.text import clipped
 
@@ -47,8 +48,12 @@ class TaskCursor:
     nothing is drawn: `problem` says why, and the job fails with it.
     """
 
-    def __init__(self, sampler: Sampler, *, kind: str = "") -> None:
+    def __init__(
+        self, sampler: Sampler, *, kind: str = "", ready: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`ready`: whether the sampler has an answer; if not, nothing is drawn yet."""
         self._sampler = sampler
+        self._ready = ready
         self._kind = kind
         self._seq = 0
         self._requeued: list[Draw] = []
@@ -63,22 +68,24 @@ class TaskCursor:
         return self._exhausted or bool(self.problem)
 
     def draw(self) -> Draw | None:
-        """The next group; None after all epochs."""
+        """The next group; None after all epochs, or if its task is being drawn just now."""
         if self.exhausted:
             return None
         if self._requeued:
             return self._requeued.pop(0)
+        if not self._ready():
+            return None
         with self._failing():
             found = self._sampler.next()
             if found is not None:
-                drawn = _draw(self._seq, found)
+                drawn = draw_of(self._seq, found)
                 self._seq += 1
                 return drawn
         self._exhausted = True
         return None
 
     def requeue(self, drawn: Draw) -> None:
-        """Draw this task once more: its last group was lost through no fault of its own."""
+        """Draw this once more: the group was lost through no fault of its own, or is not begun."""
         self._requeued = sorted([*self._requeued, drawn], key=lambda draw: draw.seq)
         self._exhausted = False
 
@@ -109,33 +116,21 @@ class TaskCursor:
         """A sampler may raise anything; only its own job fails."""
         report = partial(log.exception, "a sampler has failed", sampler=self._kind)
         try:
-            with plugin_boundary(f"experience.sampler: {self._kind}", report=report):
+            with plugin_boundary(
+                f"experience.sampler: {self._kind}", passes=(InvalidError,), report=report
+            ):
                 yield
-        except InvalidError as error:
+        except InvalidError as error:  # of own code it says where it is from
             problem = clipped(error.full_message, _MAX_PROBLEM_BYTES)
             self.problem = self.problem or problem
 
 
-def _draw(seq: int, found: Any) -> Draw:
+def draw_of(seq: int, found: Any) -> Draw:
+    """What a sampler has drawn, a `Pick` or a position; raises what this raises."""
     if not isinstance(found, Pick):
         return Draw(seq, operator.index(found))
     text = pick_text(found.variant, found.meta)
     return Draw(seq, operator.index(found.task), pick=text)
-
-
-def pick_text(variant: str, meta: Mapping[str, Any]) -> str:
-    """Variant and meta as JSON; empty if there are none.
-
-    Raises:
-        TypeError: they are not JSON.
-        ValueError: they are too large, or a number is not finite.
-    """
-    if not variant and not meta:
-        return ""
-    text = json.dumps({"variant": str(variant), "meta": dict(meta)}, allow_nan=False)
-    if len(text) > MAX_PICK_BYTES:
-        raise ValueError(f"a pick has {len(text)} bytes; at most {MAX_PICK_BYTES} are allowed")
-    return text
 
 
 def draw_fields(drawn: Draw) -> dict[str, Any]:

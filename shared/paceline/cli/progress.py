@@ -39,7 +39,7 @@ _ORDER = (
         "held-out scores",
         "other evals",
     ),
-    *("staleness", "tokens/s", "episodes/s", "waiting", "failing"),
+    *("staleness", "tokens/s", "episodes/s", "waiting", "failing", "own code"),
     "tracking",
 )
 
@@ -190,6 +190,10 @@ class JobProgress:
             self.status["failing"] = f"{count}{again}, the last: {live.last_failure}"
         else:
             self.status.pop("failing", None)
+        if live.unanswered:
+            self.status["own code"] = live.unanswered
+        else:
+            self.status.pop("own code", None)
 
     def _note_step(self, values: Mapping[str, Any]) -> None:
         self._put("reward", values.get("reward_mean"), "{:.3f}")

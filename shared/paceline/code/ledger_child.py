@@ -1,4 +1,4 @@
-"""Runs the filters and advantages of a job, in a process of that job, one call at a time."""
+"""Runs what the ledger calls of a job's own code, in a process of that job, one call at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from types import ModuleType
@@ -15,17 +15,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.code.errors import told
 from paceline.code.frames import MAX_FRAME_BYTES, frame, take_pipes
+from paceline.code.generation.child import OPERATIONS, Generation, methods_of
 from paceline.config.options import refused_options
 from paceline.errors import InvalidError
 from paceline.plugins import declared
 from paceline.plugins.loading import attribute
-from paceline.rewards.signature import misfit_of_reward
+from paceline.rewards.signature import misfit_of_reward, place_of
 
 if TYPE_CHECKING:  # numpy may be one that the job requires: it is not there before its folders are
     from paceline.code.arrays import ArrayMessage
 
 _LESS_URGENT = 10  # than the service, whose machine it shares
 _MOST_NAMED = 20  # functions of a module
+_MADE_WITH: Mapping[str, tuple[int, Sequence[str]]] = {
+    "samplers": (1, ("seed", "epochs")),
+    "allocators": (0, ("group_size",)),
+}
+"""By kind of classes: the number of positional arguments, and the keywords besides the options."""
+_generation = Generation()
 
 
 def main() -> None:
@@ -66,6 +73,8 @@ def _called(request: ArrayMessage) -> bytes:
     if fields["op"] == "describe":
         return frame(_described(fields))
     function = _found(fields["target"])
+    if fields["op"] in OPERATIONS:
+        return frame(_generation.answer(function, fields))
     if fields["op"] == "filter":
         group = group_of(fields["group"])
         answer = function(group, **fields["options"])
@@ -92,11 +101,14 @@ def _described(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"wrong": [f"{named}: {error.message}"]}
     if kind == "rewards" and (misfit := misfit_of_reward(function, target, options)):
         return {"wrong": [f"{named}: {misfit}"]}
+    if kind in _MADE_WITH and (misfit := _misfit_of_class(function, kind, target, options)):
+        return {"wrong": [f"{named}: {misfit}"]}
     if wrong := list(refused_options(field, kind, target, options, source=function)):
         return {"wrong": wrong}
     if kind == "transforms" and (misfit := _misfit_of_transform(function, target, options)):
         return {"wrong": [f"{named}: {misfit}"]}
-    return {"needs": list(declared(function).needs_with(options))}
+    methods = methods_of(kind, function)[0] if kind in _MADE_WITH else []
+    return {"needs": list(declared(function).needs_with(options)), "methods": methods}
 
 
 class _ImportProblem(NamedTuple):
@@ -129,6 +141,27 @@ def _misfit_of_transform(function: Any, target: str, options: Mapping[str, Any])
             f"{target} takes {inspect.signature(function)}: {error}; a transform is called with an "
             "observation and its context, and with the options of the job as keywords"
         )
+    return ""
+
+
+def _misfit_of_class(plugin: Any, kind: str, target: str, options: Mapping[str, Any]) -> str:
+    """Why a sampler or allocator cannot be made and called; empty: it can.
+
+    Options that it does not know, or lacks, are left to `refused_options`.
+    """
+    if not inspect.isclass(plugin):
+        return f"{target} is a function{place_of(plugin)}; a class is needed"
+    where = place_of(plugin.__init__)
+    if lacks := methods_of(kind, plugin)[1]:
+        return f"{target} {lacks}{where}"
+    positional, keywords = _MADE_WITH[kind]
+    signature = inspect.signature(plugin)
+    known = {name: None for name in options if name in signature.parameters}
+    try:
+        signature.bind_partial(*[None] * positional, **dict.fromkeys(keywords), **known)
+    except TypeError as error:
+        due = ", ".join(["size"] * positional + [f"{name}=..." for name in keywords])
+        return f"{target} takes {signature}{where}: {error}; it is made with ({due}, **options)"
     return ""
 
 

@@ -16,7 +16,8 @@ from paceline.errors import InvalidError
 from paceline.plugins import RegularExpression, declared, registry
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 
-IN_LEDGER = frozenset({"filters", "advantages"})
+GENERATION = frozenset({"samplers", "allocators"})
+IN_LEDGER = frozenset({"filters", "advantages"}) | GENERATION
 OWN_KINDS = IN_LEDGER | {"environments", "rewards", "transforms"}
 """Kinds that may be in the code that comes with a job."""
 FUNCTION = "function"  # the option of the reward `python`
@@ -84,8 +85,13 @@ def check_targets(spec: JobSpec, allowed: AllowedTargets = NO_TARGETS) -> None:
 
 
 def own_ledger_parts(spec: JobSpec) -> list[NamedPlugin]:
-    """The filters and advantages of a job that are in the code that comes with it."""
+    """What the ledger of a job calls and is in the code that comes with it."""
     return [each for each in named(spec) if each.is_own and each.kind in IN_LEDGER]
+
+
+def has_own_generation(spec: JobSpec) -> bool:
+    """Whether the sampler or the allocator of a job is in the code that comes with it."""
+    return any(each.kind in GENERATION for each in own_ledger_parts(spec))
 
 
 def own_transform(spec: JobSpec) -> PluginSpec | None:
@@ -216,7 +222,8 @@ def _problems(each: NamedPlugin, allowed: AllowedTargets, *, in_process: bool) -
         if each.kind not in OWN_KINDS:
             yield (
                 f"{each.field}: {each.name!r}: of the code that comes with a job only its "
-                "environment, transform, rewards, filters and advantages may be named"
+                "environment, transform, rewards, sampler, allocator, filters and advantages may "
+                "be named"
             )
         return  # the code is read in processes of the job alone
     try:

@@ -134,8 +134,8 @@ class OpenGroup:
 class Allocator(Protocol):
     """Decides how many episodes a task gets, and under which limits. It may learn (`Learns`).
 
-    Called inside the experience service, so it must be quick and depend on nothing but its
-    arguments and its memory.
+    An installed one is called inside the experience service, so it must be quick; that of a job's
+    code in a process of the job. Either depends on nothing but its arguments and its memory.
     """
 
     def start(self, pick: Pick, context: Context) -> Sequence[Start]:

@@ -32,7 +32,7 @@ def misfit_of_reward(function: Callable[..., Any], target: str, options: Mapping
     if (batch := _of_batches(signature)) or _returns_list(function):
         what = f"has the parameter {batch!r}" if batch else "returns a list"
         return (
-            f"{target} takes {signature}{_place(function)} and {what}: it scores a batch, as "
+            f"{target} takes {signature}{place_of(function)} and {what}: it scores a batch, as "
             "rewards of TRL do; a reward is called with one item, and returns one number: "
             f"def {name}(item, **options), where item.response is the answer and "
             "item.task.payload has the fields of the row"
@@ -44,8 +44,8 @@ def misfit_of_reward(function: Callable[..., Any], target: str, options: Mapping
     if places and not missing:
         return ""
     return (
-        f"{target} takes {signature}{_place(function)}; a reward is called with one item, and with "
-        f"the options of the job as keywords: def {name}(item, *, option=1.0)"
+        f"{target} takes {signature}{place_of(function)}; a reward is called with one item, and "
+        f"with the options of the job as keywords: def {name}(item, *, option=1.0)"
     )
 
 
@@ -76,7 +76,7 @@ def _returned(node: ast.AST) -> Iterator[ast.expr | None]:
             yield from _returned(child)
 
 
-def _place(function: Callable[..., Any]) -> str:
+def place_of(function: Callable[..., Any]) -> str:
     """Where it is, for a message: ` (scoring.py:3)`."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""

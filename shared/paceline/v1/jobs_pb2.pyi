@@ -531,6 +531,7 @@ class LedgerProgress(_message.Message):
     LAST_FAILURE_FIELD_NUMBER: _builtins.int
     BACK_OFF_S_FIELD_NUMBER: _builtins.int
     DISAGREEMENT_FIELD_NUMBER: _builtins.int
+    UNANSWERED_FIELD_NUMBER: _builtins.int
     tokens_generated: _builtins.int
     """for training"""
     eval_tokens: _builtins.int
@@ -566,6 +567,8 @@ class LedgerProgress(_message.Message):
     """until the next attempts, since all of the last ones failed"""
     disagreement: _builtins.str
     """rollout workers that the trainer does not agree with; empty: none"""
+    unanswered: _builtins.str
+    """what the job's own code has not answered to the ledger for a while"""
     @_builtins.property
     def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """training episodes by state, and `admitted`"""
@@ -625,10 +628,11 @@ class LedgerProgress(_message.Message):
         last_failure: _builtins.str = ...,
         back_off_s: _builtins.float = ...,
         disagreement: _builtins.str = ...,
+        unanswered: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eval", b"_eval", "_eval_last", b"_eval_last", "_eval_reward", b"_eval_reward", "_eval_reward_start", b"_eval_reward_start", "_eval_step", b"_eval_step", "_reward_mean", b"_reward_mean", "_stop", b"_stop", "eval", b"eval", "eval_last", b"eval_last", "eval_reward", b"eval_reward", "eval_reward_start", b"eval_reward_start", "eval_step", b"eval_step", "reward_mean", b"reward_mean", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval", b"_eval", "_eval_last", b"_eval_last", "_eval_reward", b"_eval_reward", "_eval_reward_start", b"_eval_reward_start", "_eval_step", b"_eval_step", "_reward_mean", b"_reward_mean", "_stop", b"_stop", "accepted_groups", b"accepted_groups", "back_off_s", b"back_off_s", "counts", b"counts", "disagreement", b"disagreement", "dropped", b"dropped", "eval", b"eval", "eval_last", b"eval_last", "eval_reward", b"eval_reward", "eval_reward_start", b"eval_reward_start", "eval_step", b"eval_step", "eval_tokens", b"eval_tokens", "evals", b"evals", "failed_attempts", b"failed_attempts", "filtered", b"filtered", "group_size", b"group_size", "headroom_groups", b"headroom_groups", "last_failure", b"last_failure", "open_groups", b"open_groups", "payload_bytes", b"payload_bytes", "ready_groups", b"ready_groups", "reward_mean", b"reward_mean", "staleness_histogram", b"staleness_histogram", "step", b"step", "stop", b"stop", "tokens_generated", b"tokens_generated", "trained_tokens", b"trained_tokens", "trainer_wait_total_s", b"trainer_wait_total_s", "version", b"version", "waiting", b"waiting", "waiting_s", b"waiting_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval", b"_eval", "_eval_last", b"_eval_last", "_eval_reward", b"_eval_reward", "_eval_reward_start", b"_eval_reward_start", "_eval_step", b"_eval_step", "_reward_mean", b"_reward_mean", "_stop", b"_stop", "accepted_groups", b"accepted_groups", "back_off_s", b"back_off_s", "counts", b"counts", "disagreement", b"disagreement", "dropped", b"dropped", "eval", b"eval", "eval_last", b"eval_last", "eval_reward", b"eval_reward", "eval_reward_start", b"eval_reward_start", "eval_step", b"eval_step", "eval_tokens", b"eval_tokens", "evals", b"evals", "failed_attempts", b"failed_attempts", "filtered", b"filtered", "group_size", b"group_size", "headroom_groups", b"headroom_groups", "last_failure", b"last_failure", "open_groups", b"open_groups", "payload_bytes", b"payload_bytes", "ready_groups", b"ready_groups", "reward_mean", b"reward_mean", "staleness_histogram", b"staleness_histogram", "step", b"step", "stop", b"stop", "tokens_generated", b"tokens_generated", "trained_tokens", b"trained_tokens", "trainer_wait_total_s", b"trainer_wait_total_s", "unanswered", b"unanswered", "version", b"version", "waiting", b"waiting", "waiting_s", b"waiting_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eval: _TypeAlias = _typing.Literal["eval"]  # noqa: Y015
     _WhichOneofArgType__eval: _TypeAlias = _typing.Literal["_eval", b"_eval"]  # noqa: Y015

@@ -18,6 +18,7 @@ from paceline.code.requirements import REQUIREMENTS
 from paceline.code.sealed import sandbox_for
 from paceline.code.world_process import MODULE as WORLDS
 from paceline.config import JobSpec
+from paceline.config.named import has_own_generation
 from paceline.config.service import ExperienceOptions
 from paceline.data import JobData, UnreadError
 from paceline.data.job_data import EVERYWHERE
@@ -114,20 +115,19 @@ async def found_in(spec: JobSpec, sandboxes: Sandboxes) -> Findings:
     uploaded = await asyncio.to_thread(Uploaded, spec)
     folders = CodeFolders(uploaded.copy, packages=None)
     lacks_packages = REQUIREMENTS in uploaded.names
-    tasks = _own_tasks(sandboxes, folders)
     checks = SubmissionChecks(
         names_of=uploaded.names_of,
         dry_run=TriedHere(),
-        own_tasks=tasks,
+        own_tasks=_own_tasks(sandboxes, folders),
         own_functions=_own_functions(sandboxes, folders, lacks_packages=lacks_packages),
         data=uploaded,
     )
     try:
-        _, untried = await checks.check_parts(uploaded.spec)
+        data, untried = await checks.check_parts(uploaded.spec)
         if spec.lists_own_tasks and lacks_packages:
             untried.append(f"tasks: are listed at submit, once {REQUIREMENTS} is installed")
-        elif spec.lists_own_tasks:
-            await tasks.sources(uploaded.spec)
+        elif spec.lists_own_tasks or has_own_generation(uploaded.spec):
+            await checks.check_tasks(uploaded.spec, data)
         return Findings(unchecked=tuple(untried))
     except (UntriedError, UnreadError) as error:  # at submit there is more time
         return Findings(unchecked=(error.message,))

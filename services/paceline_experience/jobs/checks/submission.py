@@ -61,10 +61,17 @@ class SubmissionChecks:
             UnavailableError: this machine cannot check it now.
         """
         data, _ = await self.check_parts(spec)
-        return await sources_of(spec, self._own_tasks, data)
+        return await self.check_tasks(spec, data)
+
+    async def check_tasks(self, spec: JobSpec, data: JobData | None) -> Sources:
+        """The tasks of a job, from which a sampler of its code has drawn; raises as `check`."""
+        sources = await sources_of(spec, self._own_tasks, data)
+        if self._own_functions is not None:
+            await self._own_functions.check_generation(spec, len(sources.train))
+        return sources
 
     async def check_parts(self, spec: JobSpec) -> tuple[JobData | None, list[str]]:
-        """As `check`, without tasks of the job's own code.
+        """As `check`, without tasks of the job's own code and what draws them.
 
         Returns what its tasks may read, and why rewards of its code could not be tried.
         """

@@ -17,6 +17,7 @@ from paceline_experience.ledger.advantages.estimate import decoded, estimate, pa
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
+from paceline_experience.ledger.own.plugin import OwnPlugin
 from paceline_experience.ledger.records import OutcomeRecord, parse_record
 from paceline_experience.ledger.state import GroupRecord
 from paceline_experience.store.payloads import PayloadStore
@@ -61,7 +62,8 @@ class Estimator:
     @property
     def slow(self) -> bool:
         """Whether some came with the job, so that answers may be a long time coming."""
-        return any(part.function is None for part in self._parts)
+        own = any(part.function is None for part in self._parts)
+        return own or any(isinstance(each, OwnPlugin) for each in self._core.learners)
 
     async def gather(
         self, groups: Sequence[GroupRecord], step: int, *, payloads: PayloadStore
@@ -88,7 +90,7 @@ class Estimator:
         data = found.encoded(len(inputs.batch.rewards))
         texts = dict(found.memory)
         for learner in self._core.learners:
-            texts.update(learner.learn(context, memory))
+            texts.update(await learner.learn(context, memory))
         memory.apply(texts)
         arguments = (data, json.dumps(texts), json.dumps(inputs.observed))
         return FixedEstimate(arguments, found.notes, memory)

@@ -9,6 +9,9 @@ from paceline_experience.ledger.generation.allocation import Wave
 from paceline_experience.ledger.records import record_text
 from paceline_experience.ledger.replay.pool import StoredRecord
 
+MORE, CLOSE = "more", "close"  # verdicts on a group that stays open
+STAYS_OPEN = frozenset({MORE, CLOSE})
+
 
 @dataclass(frozen=True, slots=True)
 class GroupDecision:

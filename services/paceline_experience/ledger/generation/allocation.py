@@ -6,24 +6,27 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
+from paceline.code.generation.starts import (
+    PLAIN,
+    checked_starts,
+    pick_of,
+    runs_text,
+    starts_of_runs,
+)
 from paceline.config import JobSpec
 from paceline.errors import InvalidError, plugin_boundary
 from paceline.plugins import (
     MAX_NAMED_TASKS,
-    MAX_STARTS_BYTES,
-    MAX_WAVE,
     MAX_WAVES,
     Allocator,
     ClosesEarly,
     Context,
     FinishedEpisode,
     FinishedTurn,
-    Limits,
     OpenGroup,
     Pick,
     Start,
@@ -32,11 +35,9 @@ from paceline.telemetry.logs import Log
 from paceline.types import EpisodeStart
 from paceline_experience.ledger.records import EpisodeSummary
 from paceline_experience.ledger.state import GroupRecord
-from paceline_experience.ledger.task_cursor import Draw, pick_text
+from paceline_experience.ledger.task_cursor import Draw
 
 _SIZES = 100  # groups of which the mean size is taken
-_MAX_TEMPERATURE = 100.0  # as for `sampling.temperature`
-_PLAIN = Start()
 log = Log("allocation")
 
 
@@ -64,75 +65,83 @@ class Wave:
     starts: str
 
 
-class Allocation:
-    """Calls a job's allocator; after it has failed to start a group, `problem` says why."""
+class Allocation(Protocol):
+    """The allocator of a job, wherever it runs."""
+
+    slow: bool
+    """Whether answers may be a long time coming: it came with the job."""
+    closes_early: bool
+    """Whether groups need not wait for all their episodes."""
+
+    @property
+    def problem(self) -> str:
+        """Why no group can be started any more, so that the job fails; empty: they can."""
+        ...
+
+    def start(self, drawn: Draw, step: int) -> Wave | None:
+        """The first wave of a group; None: it has failed, or is `slow` and asked just now."""
+        ...
+
+    async def begun(self, drawn: Draw, step: int) -> Wave:
+        """The first wave of a group.
+
+        Raises:
+            InvalidError: the allocator has failed.
+            UnavailableError: it came with the job, and cannot be called for now.
+        """
+        ...
+
+    async def more(self, group: GroupRecord, step: int) -> Wave | None:
+        """The next wave of a group whose episodes are all finished; None: there is none.
+
+        Raises as `begun`.
+        """
+        ...
+
+    async def enough(self, group: GroupRecord) -> bool:
+        """Whether to close a group with what has finished; raises as `begun`."""
+        ...
+
+
+class InstalledAllocation:
+    """Calls an installed allocator; after it has failed to start a group, `problem` says why."""
+
+    slow = False
 
     def __init__(self, spec: JobSpec, plugin: Allocator) -> None:
         assert spec.experience.allocator is not None
         self._plugin = plugin
         self._closing = plugin if isinstance(plugin, ClosesEarly) else None
+        self.closes_early = self._closing is not None
         self._label = f"experience.allocator: {spec.experience.allocator.kind}"
         self._context = Context(0, spec.stop.steps, spec.tasks.seed)
         self.problem = ""
 
     def start(self, drawn: Draw, step: int) -> Wave | None:
-        """The first wave of a group; None: the allocator has failed."""
+        """See `Allocation`."""
         try:
             with self._boundary():
-                starts = self._plugin.start(_pick(drawn.position, drawn.pick), self._at(step))
-                return _wave(starts, before=(), finished={}, least=1)
+                starts = self._plugin.start(pick_of(drawn.position, drawn.pick), self._at(step))
+                return first_wave(starts)
         except InvalidError as error:
             self.problem = self.problem or error.message
             return None
 
-    def attempt(self, drawn: Draw) -> None:
-        """Try the allocator on a group of which the first episode failed and the others succeeded.
-
-        Raises:
-            InvalidError: it has failed.
-        """
-        wave = self.start(drawn, 0)
-        if wave is None:
+    async def begun(self, drawn: Draw, step: int) -> Wave:
+        """See `Allocation`."""
+        if (wave := self.start(drawn, step)) is None:
             raise InvalidError(self.problem)
-        results = [_trial(index) for index in range(wave.count)]
-        group = GroupRecord(
-            group_id="trial",
-            seq=0,
-            position=drawn.position,
-            states="f" * wave.count,
-            attempts=[1] * wave.count,
-            workers=[""] * wave.count,
-            results=results,
-            num_requeues=0,
-            version=-1,
-            deadlines=[0.0] * wave.count,
-            pick=drawn.pick,
-            starts=wave.starts,
-        )
-        self.enough(replace(group, results=[results[0], *[None] * (wave.count - 1)]))
-        self.more(group, 0)
+        return wave
 
-    def more(self, group: GroupRecord, step: int) -> Wave | None:
-        """The next wave of a group whose episodes are all finished; None: there is none.
-
-        Raises:
-            InvalidError: the allocator has failed.
-        """
+    async def more(self, group: GroupRecord, step: int) -> Wave | None:
+        """See `Allocation`."""
         if group.waves >= MAX_WAVES:
             return None
         with self._boundary():
-            so_far = open_group(group)
-            starts = self._plugin.more(so_far, self._at(step))
-            finished = {i: found for i, found in enumerate(group.results) if found is not None}
-            wave = _wave(starts, before=starts_of(group), finished=finished, least=0)
-        return wave if wave.count else None
+            return next_wave(self._plugin.more(open_group(group), self._at(step)), group)
 
-    def enough(self, group: GroupRecord) -> bool:
-        """Whether to close a group with what has finished.
-
-        Raises:
-            InvalidError: the allocator has failed.
-        """
+    async def enough(self, group: GroupRecord) -> bool:
+        """See `Allocation`."""
         if self._closing is None:
             return False
         with self._boundary():
@@ -146,10 +155,36 @@ class Allocation:
         return plugin_boundary(self._label, report=report)
 
 
+async def attempt(allocation: Allocation, drawn: Draw) -> None:
+    """Try an allocator on a group of which the first episode failed and the others succeeded.
+
+    Raises:
+        InvalidError: it has failed.
+    """
+    wave = await allocation.begun(drawn, 0)
+    results = [_trial(index) for index in range(wave.count)]
+    group = GroupRecord(
+        group_id="trial",
+        seq=0,
+        position=drawn.position,
+        states="f" * wave.count,
+        attempts=[1] * wave.count,
+        workers=[""] * wave.count,
+        results=results,
+        num_requeues=0,
+        version=-1,
+        deadlines=[0.0] * wave.count,
+        pick=drawn.pick,
+        starts=wave.starts,
+    )
+    await allocation.enough(replace(group, results=[results[0], *[None] * (wave.count - 1)]))
+    await allocation.more(group, 0)
+
+
 def open_group(group: GroupRecord) -> OpenGroup:
     """A group as its allocator sees it."""
     return OpenGroup(
-        pick=_pick(group.position, group.pick),
+        pick=pick_of(group.position, group.pick),
         episodes=_Episodes(group),
         num_open=group.states.count("q") + group.states.count("l"),
         waves=group.waves,
@@ -189,15 +224,15 @@ class _Episodes(Sequence[FinishedEpisode]):
 def starts_of(group: GroupRecord) -> list[Start]:
     """The start of each episode."""
     if not group.starts:
-        return [_PLAIN] * len(group.states)
-    return [_parsed(fields) for count, fields in json.loads(group.starts) for _ in range(count)]
+        return [PLAIN] * len(group.states)
+    return starts_of_runs(json.loads(group.starts), most=len(group.states))
 
 
 def episode_starts(group: GroupRecord, indices: Sequence[int]) -> tuple[EpisodeStart, ...]:
     """What workers are told of these episodes; empty if nothing is special about the group."""
     if not group.starts and not group.pick:
         return ()
-    starts, pick = starts_of(group), _pick(group.position, group.pick)
+    starts, pick = starts_of(group), pick_of(group.position, group.pick)
     places = {task: place for place, task in enumerate(named_tasks(group, indices))}
     return tuple(_told(starts[index], pick, places) for index in indices)
 
@@ -213,7 +248,7 @@ def named_tasks(group: GroupRecord, indices: Sequence[int]) -> tuple[int, ...]:
 def repeated(group: GroupRecord, indices: Sequence[int]) -> Wave:
     """Begin these episodes once more, as new ones at the end of their group."""
     starts = starts_of(group)
-    return Wave(len(indices), _encoded([*starts, *(starts[index] for index in indices)]))
+    return Wave(len(indices), runs_text([*starts, *(starts[index] for index in indices)]))
 
 
 def _told(start: Start, pick: Pick, places: Mapping[int, int]) -> EpisodeStart:
@@ -232,11 +267,6 @@ def _told(start: Start, pick: Pick, places: Mapping[int, int]) -> EpisodeStart:
     )
 
 
-def _pick(task: int, text: str) -> Pick:
-    fields: dict[str, Any] = json.loads(text) if text else {}
-    return Pick(task, **fields)
-
-
 def _episode(index: int, start: Start, found: EpisodeSummary) -> FinishedEpisode:
     return FinishedEpisode(
         index=index,
@@ -253,40 +283,33 @@ def _episode(index: int, start: Start, found: EpisodeSummary) -> FinishedEpisode
     )
 
 
+def first_wave(starts: Any) -> Wave:
+    """The first wave of a group, from what an allocator has returned; it may raise anything."""
+    return _wave(starts, before=(), finished={}, least=1)
+
+
+def next_wave(starts: Any, group: GroupRecord) -> Wave | None:
+    """Another wave of a group; None: there is none. It may raise anything."""
+    finished = {i: found for i, found in enumerate(group.results) if found is not None}
+    wave = _wave(starts, before=starts_of(group), finished=finished, least=0)
+    return wave if wave.count else None
+
+
 def _wave(
     starts: Any, *, before: Sequence[Start], finished: Mapping[int, EpisodeSummary], least: int
 ) -> Wave:
     """Check what an allocator has returned."""
-    found = list(islice(starts, MAX_WAVE + 1))
-    if not least <= len(found) <= MAX_WAVE:
-        raise ValueError(f"{len(found)} episodes; {least} to {MAX_WAVE} are allowed in a wave")
+    found = checked_starts(starts, least=least)
     for start in found:
-        if not isinstance(start, Start):
-            raise TypeError(f"a start of type {type(start).__name__}; Start is needed")
-        pick_text(start.variant, start.meta)
-        _check(start.limits)
         if start.parent is not None:
             _check_parent(start.parent, finished)
     _check_named([*before, *found])
-    return Wave(len(found), _encoded([*before, *found]))
+    return Wave(len(found), runs_text([*before, *found]))
 
 
 def _trial(index: int) -> EpisodeSummary:
     reward = float(index > 0)
     return EpisodeSummary(1, reward, False, 2, 4, 0, 1, turns=((3, reward, 0), (4, 0.0, 0)))
-
-
-def _check(limits: Limits) -> None:
-    numbers: list[tuple[str, Any]] = [
-        ("max_turns", limits.max_turns),
-        ("max_tokens", limits.max_tokens),
-    ]
-    for name, value in numbers:
-        if value is not None and (not isinstance(value, int) or not 0 < value < 1 << 31):
-            raise ValueError(f"limit {name} is {value!r}; a positive integer is needed")
-    heat = limits.temperature
-    if heat is not None and not 0.0 < heat <= _MAX_TEMPERATURE:
-        raise ValueError(f"temperature {heat!r}; more than 0 and at most {_MAX_TEMPERATURE} is due")
 
 
 def _check_parent(parent: tuple[Any, Any], finished: Mapping[int, EpisodeSummary]) -> None:
@@ -304,46 +327,3 @@ def _check_named(starts: Sequence[Start]) -> None:
         raise ValueError("a start names tasks that are no positions")
     if len(named) > MAX_NAMED_TASKS:
         raise ValueError(f"{len(named)} other tasks; a group may have {MAX_NAMED_TASKS} at most")
-
-
-def _encoded(starts: Sequence[Start]) -> str:
-    """Runs of equal starts as JSON: [[count, what is not a default], ...]; empty: all defaults."""
-    if all(start is _PLAIN or start == _PLAIN for start in starts):
-        return ""
-    runs: list[tuple[int, dict[str, Any]]] = []
-    for fields in map(_fields, starts):
-        if runs and runs[-1][1] == fields:
-            runs[-1] = (runs[-1][0] + 1, fields)
-        else:
-            runs.append((1, fields))
-    text = json.dumps(runs, allow_nan=False)
-    if len(text) > MAX_STARTS_BYTES:
-        raise ValueError(
-            f"the starts of the group have {len(text)} bytes; at most {MAX_STARTS_BYTES} are kept"
-        )
-    return text
-
-
-def _fields(start: Start) -> dict[str, Any]:
-    limits = {name: value for name, value in asdict(start.limits).items() if value is not None}
-    every: dict[str, Any] = {
-        "variant": start.variant,
-        "parent": list(start.parent) if start.parent else None,
-        "limits": limits,
-        "meta": dict(start.meta),
-        "tasks": list(start.tasks),
-    }
-    return {name: value for name, value in every.items() if value}
-
-
-def _parsed(fields: Mapping[str, Any]) -> Start:
-    if not fields:
-        return _PLAIN
-    parent = fields.get("parent")
-    return Start(
-        variant=fields.get("variant", ""),
-        parent=(parent[0], parent[1]) if parent else None,
-        limits=Limits(**fields.get("limits", {})),
-        meta=fields.get("meta", {}),
-        tasks=tuple(fields.get("tasks", ())),
-    )

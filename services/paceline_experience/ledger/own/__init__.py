@@ -1,1 +1,1 @@
-"""Filters and advantages that came with a job: called outside of the ledger's transactions."""
+"""What came with a job and its ledger calls: outside of transactions, which wait for nothing."""

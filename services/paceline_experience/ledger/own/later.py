@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.errors import PacelineError, UnavailableError
 from paceline.telemetry.logs import Log
@@ -17,21 +17,32 @@ _RETRY_S = 1.0
 log = Log("own-code")
 
 
-class LaterDecisions:
-    """Complete groups that wait for their filters; one after the other is decided."""
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A group, and its episodes that have finished since it was last decided on, in order."""
 
-    def __init__(self, decide: Callable[[GroupRecord], Awaitable[None]]) -> None:
-        """`decide` asks the filters, then begins a transaction; what has changed is its to see."""
+    group: GroupRecord
+    new: tuple[int, ...] = ()
+
+
+class LaterDecisions:
+    """Groups that wait for their allocator or filters; one after the other is decided."""
+
+    def __init__(self, decide: Callable[[Undecided], Awaitable[None]]) -> None:
+        """`decide` asks them, then begins a transaction; what has changed is its to see."""
         self._decide = decide
-        self._waiting: dict[str, GroupRecord] = {}
+        self._waiting: dict[str, Undecided] = {}
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def add(self, groups: Sequence[GroupRecord]) -> None:
+    def add(self, groups: Sequence[Undecided]) -> None:
         """Decide on these, in the background."""
-        self._waiting.update({group.group_id: group for group in groups})
+        for each in groups:
+            earlier = self._waiting.get(each.group.group_id, each).new
+            new = tuple(dict.fromkeys((*earlier, *each.new)))
+            self._waiting[each.group.group_id] = replace(each, new=new)
         if not self._closed and (self._task is None or self._task.done()):
-            self._task = asyncio.create_task(self._run(), name="own filters")
+            self._task = asyncio.create_task(self._run(), name="own decisions")
 
     def close(self) -> None:
         """Decide nothing more: what is undecided is found when the ledger is opened again."""
@@ -42,15 +53,16 @@ class LaterDecisions:
     async def _run(self) -> None:
         while self._waiting:
             name = next(iter(self._waiting))
-            group = self._waiting.pop(name)
+            undecided = self._waiting.pop(name)
             try:
-                await self._decide(group)
+                await self._decide(undecided)
             except Exception as error:  # the supervisor boundary of this job's decisions
                 if not isinstance(error, PacelineError):
                     log.exception("a group cannot be decided on yet", group=name)
                 else:
                     log.warning("a group cannot be decided on yet", group=name, error=error)
-                self._waiting.setdefault(name, group)
+                newer = self._waiting.pop(name, undecided)
+                self.add([undecided, newer])
                 await asyncio.sleep(_RETRY_S)
 
 

@@ -1,9 +1,9 @@
-"""What the ledger asks of the filters and advantages that came with its job."""
+"""What the ledger asks of the code that came with its job."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from paceline.config.named import NamedPlugin
 from paceline.errors import InvalidError
@@ -14,8 +14,24 @@ from paceline_experience.ledger.filters.answer import FilterDecision
 class OwnParts(Protocol):
     """They run in a process of the job, which may be slow, hang or die."""
 
+    @property
+    def unanswered(self) -> str:
+        """Which of them has not answered for a second or more; empty: none."""
+        ...
+
     def needs(self, plugin: NamedPlugin) -> frozenset[str]:
-        """What an advantage declares that it needs."""
+        """What a plug-in declares that it needs, and the optional methods that it has."""
+        ...
+
+    async def ask(
+        self, plugin: NamedPlugin, op: str, fields: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """What a sampler or an allocator answers to an operation, unchecked; JSON on both ways.
+
+        Raises:
+            InvalidError: it has raised, or has no answer in time.
+            UnavailableError: it cannot be called for now, through no fault of the job.
+        """
         ...
 
     async def decided(self, plugin: NamedPlugin, group: FinishedGroup) -> FilterDecision:
@@ -46,10 +62,19 @@ class OwnParts(Protocol):
 class NoParts:
     """Of a ledger that is only read, or of a job without any."""
 
+    unanswered = ""
+
     def needs(self, plugin: NamedPlugin) -> frozenset[str]:
         """Nothing."""
         del plugin
         return frozenset()
+
+    async def ask(
+        self, plugin: NamedPlugin, op: str, fields: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Raises."""
+        del op, fields
+        raise _refused(plugin)
 
     async def decided(self, plugin: NamedPlugin, group: FinishedGroup) -> FilterDecision:
         """Raises."""

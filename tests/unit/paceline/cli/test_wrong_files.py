@@ -80,6 +80,18 @@ def short(batch, context):
 def odd(batch, context):
     return batch.rewards * float("nan")
 """,
+    "task/order.py": """
+class Order:
+    def __init__(self, size, *, seed, epochs, beyond: int = 0):
+        self.size, self.beyond, self.drawn = size, beyond, 0
+    def next(self):
+        self.drawn += 1
+        return (self.drawn - 1) % self.size + self.beyond
+    def state(self):
+        return {"drawn": self.drawn}
+    def load(self, state):
+        self.drawn = state["drawn"]
+""",
     "task/world.py": """
 from paceline.plugins import EnvironmentPlugin
 
@@ -269,6 +281,18 @@ CASES = {
     "sampler option": Wrong(
         "experience.sampler.bogus: unknown option of 'shuffle'",
         in_ledger(sampler={"kind": "shuffle", "bogus": 1}),
+    ),
+    "own sampler option": Wrong(
+        "experience.sampler.bogus: unknown option of 'order:Order'; allowed: beyond",
+        in_ledger(sampler={"kind": "order:Order", "bogus": 1}),
+    ),
+    "own sampler draws no task": Wrong(
+        r"experience.sampler: order:Order: ValueError: next\(\) returned .* \(order.py:5\)",
+        in_ledger(sampler={"kind": "order:Order", "beyond": 10**6}),
+    ),
+    "own allocator": Wrong(
+        r"experience.allocator.kind: order:Order has no method start, more",
+        in_ledger(allocator="order:Order"),
     ),
     "environment option": Wrong(
         "tasks.options.digits", {"tasks": {"environment": "arithmetic", "options": {"digits": -1}}}

@@ -79,6 +79,8 @@ def test_what_may_come_with_a_job_is_left_to_its_own_processes() -> None:
         tasks={"environment": "mine:WORLD"},
         reward=[{"kind": "mine:score"}],
         experience={
+            "sampler": "mine:Order",
+            "allocator": "mine:Sizes",
             "filters": ["mine:keep"],
             "advantage": {"kind": "mine:values", "any": 1},
             "advantage_shaping": ["mine:shaped"],
@@ -91,6 +93,8 @@ def test_what_may_come_with_a_job_is_left_to_its_own_processes() -> None:
     assert fields == [
         "tasks.environment",
         "reward.0.kind",
+        "experience.sampler.kind",
+        "experience.allocator.kind",
         "experience.filters.0.kind",
         "experience.advantage.kind",
         "experience.advantage_shaping.0.kind",
@@ -101,7 +105,7 @@ def test_what_may_come_with_a_job_is_left_to_its_own_processes() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"experience": {"sampler": "mine:f"}}, "experience.sampler.kind"),
+        ({"experience": {"replay": "mine:f"}}, "experience.replay.kind"),
         ({"sampling": {"topology": "mine:f"}}, "sampling.topology.kind"),
     ],
 )
@@ -109,8 +113,7 @@ def test_other_kinds_do_not_come_with_a_job(changes: dict[str, Any], field: str)
     (line,) = problems(spec_of(**OWN, **changes))
     assert line == (
         f"{field}: 'mine:f': of the code that comes with a job only its environment, "
-        "transform, rewards, "
-        "filters and advantages may be named"
+        "transform, rewards, sampler, allocator, filters and advantages may be named"
     )
 
 

@@ -20,8 +20,8 @@ from paceline_experience.api.experience import _key_to  # pyright: ignore[report
 from paceline_experience.dispatch.dispatch import Dispatcher, JobKey, LeaseDelta, WorkerReport
 from paceline_experience.dispatch.presence import Presence
 from paceline_experience.dispatch.slots import SlotAccounting
+from paceline_experience.ledger.generation.parts import make_sampler
 from paceline_experience.ledger.ledger import EpisodeKey
-from paceline_experience.ledger.sources import make_sampler
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
 from paceline_harness.patience import PATIENCE_S
@@ -148,7 +148,7 @@ async def test_a_sampler_that_fails_ends_its_own_job(
         samplers.append(Wayward(made, verb, deed))
         return samplers[-1]
 
-    monkeypatch.setattr("paceline_experience.ledger.ledger.make_sampler", make)
+    monkeypatch.setattr("paceline_experience.ledger.generation.parts.make_sampler", make)
     await service.begin()
     samplers[0].ready = True
     if verb == "load":  # the store is read anew

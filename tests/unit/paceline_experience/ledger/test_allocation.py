@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.allocators.redundancy import Redundancy
 from paceline.methods.dars.allocator import Dars
 from paceline.plugins import Context, OpenGroup, Pick, Start, registry
-from paceline_experience.ledger.generation.allocation import Allocation, open_group
+from paceline_experience.ledger.generation.allocation import InstalledAllocation, open_group
 from paceline_experience.ledger.records import EpisodeSummary
 from paceline_experience.ledger.state import GroupRecord
 
@@ -62,23 +62,23 @@ def group_of(num_finished: int, *, reward: float = 0.0) -> GroupRecord:
     )
 
 
-def reads_of(plugin: Any, worlds: Worlds, store: Store) -> tuple[int, list[bool]]:
+async def reads_of(plugin: Any, worlds: Worlds, store: Store) -> tuple[int, list[bool]]:
     """How often results are read while a wave finishes one by one, and what was answered."""
     spec = worlds(store, experience={"allocator": {"kind": "redundancy"}, "group_size": 8}).spec
-    allocation = Allocation(spec, plugin)
+    allocation = InstalledAllocation(spec, plugin)
     groups = [group_of(n) for n in range(1, SIZE)]
-    answers = [allocation.enough(each) for each in groups]
+    answers = [await allocation.enough(each) for each in groups]
     found = [each.results for each in groups]
     return sum(each.reads for each in found if isinstance(each, Counted)), answers
 
 
 async def test_no_episode_is_made_for_who_does_not_look_at_it(store: Store, worlds: Worlds) -> None:
     """One that never closes early is not asked, and one that counts makes none."""
-    assert reads_of(Dars(group_size=8), worlds, store) == (0, [False] * (SIZE - 1))
-    reads, answers = reads_of(Redundancy(group_size=500, extra=12), worlds, store)
+    assert await reads_of(Dars(group_size=8), worlds, store) == (0, [False] * (SIZE - 1))
+    reads, answers = await reads_of(Redundancy(group_size=500, extra=12), worlds, store)
     assert reads == 0
     assert answers == [False] * 499 + [True] * 12
-    reads, answers = reads_of(OneSuccess(), worlds, store)
+    reads, answers = await reads_of(OneSuccess(), worlds, store)
     assert (reads, any(answers)) == (SIZE - 1, False)  # it looks at all of them, every time
 
 

@@ -199,7 +199,7 @@ async def test_admission_counts_with_the_mean_size_of_the_last_groups(
     ("deed", "says"),
     [
         ("start", "experience.allocator: any_waves: ZeroDivisionError"),
-        ("crowd", "any_waves: ValueError: 513 episodes; 1 to 512 are allowed in a wave"),
+        ("crowd", "any_waves: ValueError: more than 512 episodes; 1 to 512 are allowed in a wave"),
         ("more", "experience.allocator: any_waves: ZeroDivisionError"),
         ("orphan", "any_waves: ValueError: parent 99 is no finished episode of the group"),
     ],

@@ -1,0 +1,1 @@
+"""Code that came with a job and is called by its ledger, in sealed processes."""
