@@ -20,7 +20,7 @@ TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class JobDemand:
-    """What a live job has to do, according to its ledger."""
+    """The work of a live job, according to its ledger."""
 
     job_id: str = ""
     queued: int = 0  # episodes

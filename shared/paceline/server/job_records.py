@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What a worker needs to know of a job, which never changes."""
+    """The parts of a job that workers need; they never change."""
 
     spec_json: str
     artifacts: dict[str, str]  # model files: name -> sha256

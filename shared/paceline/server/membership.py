@@ -31,7 +31,7 @@ async def ignored(job_id: str) -> None:
 
 
 class HeldVersion(Protocol):
-    """What a worker holds of a version; has the fields of the message `TransferProgress`."""
+    """A version that a worker holds, in part or whole; has the fields of `TransferProgress`."""
 
     @property
     def version(self) -> int:
