@@ -143,10 +143,13 @@ def _trainer(spec: JobSpec, size: ModelSize) -> list[MemoryPart]:
 
 def _rollout(spec: JobSpec, size: ModelSize) -> list[MemoryPart]:
     item = _ITEM.get(spec.model.dtype, 4)
-    packed = 2 if spec.rollout.engine.options.get("packed", True) else 1
+    # The torch engine uses the bytes of a version where they are, beside a packed copy.
+    copies = 2 if spec.rollout.engine.options.get("packed", True) else 0
     return [
         MemoryPart("process", _PROCESS),
-        MemoryPart("weights, and those of the next version", 2 * packed * item * size.parameters),
+        MemoryPart(
+            "packed weights, and those of the next version", copies * item * size.parameters
+        ),
         MemoryPart("versions received", 2 * item * size.parameters),
         MemoryPart("keys and values", _cache_bytes(spec, size), "rollout.max_concurrent"),
     ]

@@ -91,6 +91,18 @@ def test_an_exchange_is_undone_by_another(model_of: Any, policy_of: Any, snapsho
     assert policy.score(PROMPT) == pytest.approx(reference(old, PROMPT), abs=1e-5)
 
 
+def test_weights_of_the_engines_precision_are_used_where_they_are(
+    model_of: Any, policy_of: Any, snapshot_of: Any
+) -> None:
+    """A copy would take as much memory again, twice during a swap."""
+    model = model_of()
+    staging = snapshot_of(model)
+    start = torch.frombuffer(staging.buffer(), dtype=torch.uint8).data_ptr()
+    end = start + staging.header.num_bytes
+    weights = policy_of(model).prepare(staging)
+    assert all(start <= value.data_ptr() < end for _, value in weights.values)
+
+
 @pytest.mark.parametrize("at", [0, 3, -1])
 def test_an_exchange_that_fails_midway_leaves_the_old_version(
     at: int, model_of: Any, policy_of: Any, snapshot_of: Any, request_of: Ask

@@ -226,7 +226,12 @@ def new_server() -> tuple[aio.Server, int]:
 
 @asynccontextmanager
 async def world(
-    tmp_path: Path, spec: dict[str, Any], files: dict[str, bytes], *, max_refusals: int = 3
+    tmp_path: Path,
+    spec: dict[str, Any],
+    files: dict[str, bytes],
+    *,
+    max_refusals: int = 3,
+    transport: str = "http",
 ) -> AsyncGenerator[World]:
     ledger = Ledger({**SPEC, **spec}, files)  # pyright: ignore[reportAbstractUsage]
     central, port = new_server()
@@ -243,7 +248,7 @@ async def world(
         experience=f"127.0.0.1:{port}",
         job_id="job",
         run_dir=tmp_path,
-        options={"max_refusals": max_refusals},
+        options={"max_refusals": max_refusals, "weights_transport": transport},
     )
     chassis = Chassis(
         settings=settings, server=server, metrics=Metrics(), address=f"127.0.0.1:{own}"
@@ -501,6 +506,19 @@ async def test_a_worker_that_holds_other_bytes_refuses_them_and_names_the_tensor
         w.publish(snapshot_of(model, version=0))
         reason = await w.until_refused(0)
     assert re.search(r"allowed 2; unequal tensors: model\.layers\.\S+$", reason)
+
+
+async def test_a_version_that_was_damaged_in_memory_is_fetched_again_before_it_is_refused(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    model = model_of()
+    spec = {"rollout": {"engine": {"kind": "inexact", "fault": "one weight"}}}
+    files = model_files(model, tmp_path)
+    async with world(tmp_path, spec, files, max_refusals=2, transport="forgetful") as w:
+        w.publish(snapshot_of(model, version=0))
+        await w.until_refused(0)
+        done = [each for each in w.ledger.reports if each.event == roster_pb2.TRANSFER_EVENT_DONE]
+        assert len(done) == 2
 
 
 def test_the_rule_is_the_jobs_and_the_old_tolerance_has_no_effect() -> None:

@@ -51,7 +51,10 @@ class ModelTensors:
 
     @torch.inference_mode()
     def prepare(self, snapshot: WeightSnapshot) -> Weights:
-        """Copy a snapshot to the model's device while the model keeps serving.
+        """Bring a snapshot to the model's device while the model keeps serving.
+
+        What is there already, and needs no conversion, is used as it is, as the bytes of a snapshot
+        never change; it stays in memory as long as the model has it.
 
         May run in any thread, with as many torch threads as that one has.
 
@@ -62,7 +65,7 @@ class ModelTensors:
         for name, value in self._values(snapshot):
             target = self._tensors[name]
             if id(target) not in values:  # a tied one has several names
-                values[id(target)] = target, torch.empty_like(target).copy_(value)
+                values[id(target)] = target, value.to(target).contiguous()
         forwards: list[tuple[nn.Module, Forward]] = []
         if self._packed is not None:
             forwards = self._packed.pack(lambda target: values[id(target)][1])
