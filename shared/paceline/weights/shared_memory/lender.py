@@ -62,7 +62,8 @@ class MemoryLender:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Streams cannot send descriptors; both sockets are one connection.
-        beside = socket.fromfd(writer.get_extra_info("socket").fileno(), 1, 1)
+        own = writer.get_extra_info("socket").fileno()
+        beside = socket.fromfd(own, socket.AF_UNIX, socket.SOCK_STREAM)
         self._num_borrowers += 1
         try:
             if self._num_borrowers <= _MAX_BORROWERS:
