@@ -34,10 +34,7 @@ from paceline_controller.runtimes.base import Runtime
 from paceline_controller.scaling.decide import Bounds
 
 # States in which workloads end, and what follows once none is left.
-TAKEN_DOWN = {
-    JobState.CANCELLING: JobState.CANCELLED,
-    JobState.PAUSING: JobState.PAUSED,
-}
+TAKEN_DOWN = {JobState.CANCELLING: JobState.CANCELLED, JobState.PAUSING: JobState.PAUSED}
 # Minimum pause between two passes.
 MIN_PAUSE_S = 0.05
 log = Log("reconciler")

@@ -106,14 +106,12 @@ class Ledgers:
         own_tasks: OwnTasks | None = None,
         own_functions: OwnFunctions | None = None,
         data: DataOfJobs | None = None,
-        retry_s: float = RETRY_S,
+        retry_s: float | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._retry_s = retry_s
-        self._own_functions = own_functions
-        self._data = data
-        self._dry_run = dry_run
-        self._own_tasks = own_tasks
+        self._retry_s = RETRY_S if retry_s is None else retry_s
+        self._own_functions, self._own_tasks = own_functions, own_tasks
+        self._data, self._dry_run = data, dry_run
         self._meter = meter or partial(JobMeter, Metrics())
         self.active: dict[str, OpenLedger] = {}
         self.listeners: set[Signal] = set()

@@ -12,10 +12,7 @@ from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.filters.decider import Decider, Over
 from paceline_experience.ledger.filters.decision import CLOSE, STAYS_OPEN, GroupDecision
 from paceline_experience.ledger.generation.aborts import Aborts
-from paceline_experience.ledger.generation.allocation import (
-    Allocation,
-    GroupSizes,
-)
+from paceline_experience.ledger.generation.allocation import Allocation, GroupSizes
 from paceline_experience.ledger.generation.back_off import BackOff, of_training
 from paceline_experience.ledger.generation.losses import Losses
 from paceline_experience.ledger.generation.prefix import prefixes

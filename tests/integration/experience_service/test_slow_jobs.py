@@ -48,7 +48,7 @@ async def test_a_job_that_hangs_while_it_is_opened(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(DryRun, "check", check)
-    monkeypatch.setattr("paceline_experience.jobs.ledgers._RETRY_S", 0.0)
+    monkeypatch.setattr("paceline_experience.jobs.ledgers.RETRY_S", 0.0)
     async with lives(store_url, tmp_path, member_lease_s=1.0) as client:
         assert hangs.is_set()
         await expires(client)

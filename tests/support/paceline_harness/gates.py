@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from paceline.plugins import RewardInput
 from paceline.types import Score
 
 _LOOK_S = 0.02
+OTHERS_RAN = threading.Event()
+"""What the import of `paceline_test_slow` waits for."""
 
 
 def gated(item: RewardInput, *, gate: str, pattern: str, from_group: int = 0) -> Score:

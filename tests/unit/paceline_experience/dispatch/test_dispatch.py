@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from paceline.config import JobSpec
 from paceline.config.quota import Quota
 from paceline.enums import GiveBackReason
 from paceline.errors import StoreError, UnavailableError
@@ -20,11 +19,11 @@ from paceline_experience.api.experience import _key_to  # pyright: ignore[report
 from paceline_experience.dispatch.dispatch import Dispatcher, JobKey, LeaseDelta, WorkerReport
 from paceline_experience.dispatch.presence import Presence
 from paceline_experience.dispatch.slots import SlotAccounting
-from paceline_experience.ledger.generation.parts import make_sampler
 from paceline_experience.ledger.ledger import EpisodeKey
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
 from paceline_harness.patience import PATIENCE_S
+from paceline_test_wayward import Wayward
 
 if TYPE_CHECKING:
     from conftest import Site, Sites
@@ -59,9 +58,9 @@ class Service:
             presence=self.presence,
         )
 
-    async def begin(self) -> Service:
-        for name in (BROKEN, WHOLE):
-            await self.site.submit(name=name)
+    async def begin(self, **of_the_broken: Any) -> Service:
+        for name, experience in ((BROKEN, of_the_broken), (WHOLE, {})):
+            await self.site.submit(name=name, experience=experience)
             await self.site.begin(0)
             self.jobs[name] = self.site.job_id
         return self
@@ -102,27 +101,12 @@ def given(handout: LeaseDelta) -> set[str]:
     return {each.job_id for each in handout.assignments}
 
 
-class Wayward:
-    """A sampler that does its deed where it is told to."""
-
-    def __init__(self, inner: Any, verb: str, deed: Callable[[], Any]) -> None:
-        self._inner = inner
-        self._deeds = {verb: deed}
-        self.ready = False
-
-    def _do(self, verb: str, *told: Any) -> Any:
-        if self.ready and verb in self._deeds:
-            return self._deeds[verb]()
-        return getattr(self._inner, verb)(*told)
-
-    def next(self) -> int | None:
-        return self._do("next")
-
-    def state(self) -> dict[str, Any]:
-        return self._do("state")
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._do("load", state)
+@pytest.fixture
+def deeds() -> Iterator[dict[str, Callable[[], Any]]]:
+    """What the sampler `wayward` does instead of what it should."""
+    Wayward.deeds.clear()
+    yield Wayward.deeds
+    Wayward.deeds.clear()
 
 
 @pytest.mark.parametrize(
@@ -137,20 +121,10 @@ class Wayward:
     ],
 )
 async def test_a_sampler_that_fails_ends_its_own_job(
-    service: Service, monkeypatch: pytest.MonkeyPatch, verb: str, deed: Any, says: str
+    service: Service, deeds: dict[str, Callable[[], Any]], verb: str, deed: Any, says: str
 ) -> None:
-    samplers: list[Wayward] = []
-
-    def make(spec: JobSpec, num_tasks: int) -> Any:
-        made = make_sampler(spec, num_tasks)
-        if spec.name == WHOLE:
-            return made
-        samplers.append(Wayward(made, verb, deed))
-        return samplers[-1]
-
-    monkeypatch.setattr("paceline_experience.ledger.generation.parts.make_sampler", make)
-    await service.begin()
-    samplers[0].ready = True
+    await service.begin(sampler={"kind": "wayward"})
+    deeds[verb] = deed
     if verb == "load":  # the store is read anew
         meta = JobKeys("default", service.jobs[BROKEN]).meta
         await service.site.store.command("HINCRBY", meta, "revision", 1)
@@ -158,7 +132,7 @@ async def test_a_sampler_that_fails_ends_its_own_job(
     assert service.jobs[WHOLE] in given(handout)
     await service.site.sweep()
     status = (await service.site.jobs.get(service.jobs[BROKEN])).status
-    assert (status.state, status.reason) == ("failed", f"experience.sampler: shuffle: {says}")
+    assert (status.state, status.reason) == ("failed", f"experience.sampler: wayward: {says}")
     assert (await service.site.jobs.get(service.jobs[WHOLE])).status.state == "running"
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from paceline.config import JobSpec
 from paceline.errors import InvalidError
 from paceline_experience.jobs.dry_run import DryRun
-from paceline_harness.patience import PATIENCE_S
+from paceline_harness.gates import OTHERS_RAN
 
 if TYPE_CHECKING:
     from conftest import Sites, Worlds
@@ -39,14 +37,9 @@ async def test_a_child_that_died_idle_is_no_fault_of_the_next_job(
 
 
 async def test_a_slow_plug_in_import_blocks_nobody(
-    store: Store, sites: Sites, worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, sites: Sites, worlds: Worlds, tmp_path: Path
 ) -> None:
-    others_ran = threading.Event()
-
-    def check(spec: JobSpec) -> None:
-        raise InvalidError(f"{spec.name}: others ran: {others_ran.wait(PATIENCE_S)}")
-
-    monkeypatch.setattr("paceline_experience.jobs.checks.submission.check_plugins", check)
-    asyncio.get_running_loop().call_later(0.1, others_ran.set)
+    spec = worlds(store, experience={"sampler": {"kind": "slow_import"}}).spec
+    asyncio.get_running_loop().call_later(0.1, OTHERS_RAN.set)
     with pytest.raises(InvalidError, match="others ran: True"):
-        await sites(store, tmp_path).job_service.submit(worlds(store).spec, request_id="", files={})
+        await sites(store, tmp_path).job_service.submit(spec, request_id="", files={})

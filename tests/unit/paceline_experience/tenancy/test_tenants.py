@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 
 from paceline.config.limits import LimitSettings
 from paceline.config.quota import Quota
@@ -22,7 +22,7 @@ from paceline_experience.usage.tenants import Tenants
 class SlowStore(Store):
     """Reads hashes at once, and returns them when it may."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis | RedisCluster) -> None:
         super().__init__(redis)
         self.has_read, self.goes_on = asyncio.Event(), asyncio.Event()
 
