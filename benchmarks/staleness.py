@@ -41,12 +41,12 @@ from paceline.v1 import types_pb2
 from paceline.weights import SnapshotHeader, Staging, plan
 from paceline_rollout.engines.torch.engine import TorchEngine
 from paceline_trainer.columns import Share
-from paceline_trainer.step.mismatch.comparison import Mismatch, mismatch_of
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.ranks.rank_info import RankInfo
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_policy
+from paceline_trainer.step.mismatch.comparison import Mismatch, mismatch_of
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import local_shards

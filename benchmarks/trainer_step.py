@@ -206,12 +206,12 @@ async def train(
     from paceline.weights import HttpTransport, TransportSettings
     from paceline_trainer.checkpoints.checkpoint import Checkpoints
     from paceline_trainer.client import TrainerLedger
-    from paceline_trainer.step.mismatch.comparison import mismatch_of
     from paceline_trainer.phase_clock import PhaseClock
     from paceline_trainer.ranks.distributed import RankGroup
     from paceline_trainer.ranks.rank_info import RankInfo
     from paceline_trainer.step.learner import Learner
     from paceline_trainer.step.loading import load_policy
+    from paceline_trainer.step.mismatch.comparison import mismatch_of
     from paceline_trainer.step.model import shard
     from paceline_trainer.step.optimizer import Optimizer
     from paceline_trainer.trainer import Trainer, TrainingBackend

@@ -162,7 +162,7 @@ def _descriptors(group: str) -> _Descriptors:
     for point in _points(group):
         try:
             plugins += [*_declared(point, _DESCRIPTORS[group])]
-        except (Exception, SystemExit) as error:  # supervisor boundary of a descriptor's import
+        except (Exception, SystemExit) as error:  # the supervisor boundary of a descriptor
             unreadable[point.value] = reason = f"{type(error).__name__}: {error}"
             _log.warning("the descriptor %s cannot be read: %s", point.value, reason)
     by_kind = {kind: _by_name(each for own, each in plugins if own == kind) for kind in DESCRIBED}

@@ -16,6 +16,7 @@ from paceline.errors import UnavailableError
 from paceline.telemetry.metrics import Metrics
 from paceline.types import Worker, WorkerPhase
 from paceline_controller.demand_source import JobDemand
+from paceline_controller.jobs.evidence import evidence_of
 from paceline_controller.jobs.phases import (
     LATELY,
     LEAST_S,
@@ -37,7 +38,6 @@ from paceline_controller.jobs.progress import (
     TRAINING_S,
     ProgressWatch,
     culprit,
-    evidence_of,
 )
 from paceline_harness.runtime import FakeClock
 

@@ -55,10 +55,11 @@ def _names(name: str, device: Device) -> bool:
 def _of_driver() -> tuple[Device, ...]:
     try:
         nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
     except ModuleNotFoundError:
         return ()
-    except Exception as error:  # of the library: no driver, or one that does not answer
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:  # no driver, or one that does not answer
         log.debug("no GPUs", error=error)
         return ()
     try:
