@@ -37,6 +37,9 @@ class JobDemand:
     last_failure: str = ""  # what the newest of them failed on
     filtered: dict[str, int] = field(default_factory=dict[str, int])  # dropped groups by reason
     eval_open: int = 0  # tasks of the evaluation in progress that have no result yet
+    eval_version: int = 0  # that it measures
+    eval_tasks: int = 0  # that it has
+    disagreement: str = ""  # rollout workers that the trainer does not agree with; empty: none
 
 
 class DemandSource(Protocol):

@@ -382,22 +382,28 @@ async def test_an_evaluation_that_hangs_is_named_though_the_job_gets_on(
 ) -> None:
     """Not while its episodes get tokens, or tasks of it are measured."""
     watched = Watched()
-    watched.source.wants.MergeFrom(
-        JobDemand(measuring=True, eval_open=8, eval_tasks=64, eval_version=3)
+    watched.source.wants = replace(
+        watched.source.wants, measuring=True, eval_open=8, eval_tasks=64, eval_version=3
     )
+
+    def measured() -> None:
+        wants = watched.source.wants
+        watched.source.wants = replace(wants, eval_open=wants.eval_open - 1)
 
     async def trains(seconds: float) -> str:
         reason = ""
         for _ in range(0, int(seconds), int(LOOK_EVERY_S)):
-            watched.source.wants.step += 1
-            watched.source.wants.sampled_tokens += 100
+            wants = watched.source.wants
+            watched.source.wants = replace(
+                wants, step=wants.step + 1, sampled_tokens=wants.sampled_tokens + 100
+            )
             reason = await watched.after(LOOK_EVERY_S)
         return reason
 
     spoil, expected = HANGING[kind]
     for number, move in enumerate(moves, 1):
         if move == "open":
-            watched.source.wants.eval_open -= 1
+            measured()
         watched.source.put(evaluating("generate", done=number))
         assert await trains(data.draw(st.integers(2, int(BUSY_S - 2 * LOOK_EVERY_S)))) == ""
     spoil(watched.source)
@@ -406,7 +412,7 @@ async def test_an_evaluation_that_hangs_is_named_though_the_job_gets_on(
     left = f"{8 - moves.count('open')} of 64 tasks are open"
     said = rf"no progress of the evaluation of version 3 \({left}\) since \S+ UTC: "
     assert re.fullmatch(said + re.escape(expected), reason)
-    watched.source.wants.eval_open -= 1
+    measured()
     assert await trains(LOOK_EVERY_S) == ""
 
 

@@ -435,7 +435,7 @@ class Site:
 
     async def commit(self, step: int, batch_id: str) -> StopReason | None:
         """Commit a step; returns the stop reason."""
-        told = {"incarnation": self.incarnation, "step": step}
+        told: dict[str, Any] = {"incarnation": self.incarnation, "step": step}
         _, stop = await self.training.commit(
             self.job_id, **told, batch_id=batch_id, metrics={"loss": 0.5}
         )
