@@ -208,7 +208,7 @@ def test_services_start_with_their_limits_and_survive_kills_of_their_supervisor_
     try:
         before = wait_for(run_dir, ALL)
         assert first.stdout is not None
-        assert b"serving at" in first.stdout.readline()
+        assert any(b"serving at" in line for line in first.stdout)
         check_defaults(run_dir / "settings")
         for name in before:
             limits = load_settings(run_dir / "settings" / f"{name}.yaml").limits
