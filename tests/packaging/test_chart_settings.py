@@ -189,7 +189,7 @@ def test_settings_of_the_values_may_be_false_and_zero(started: Any) -> None:
         "services.reward.settings.tls.require_client=false",
         "controller.scaling.idle_s=0",
     )
-    found = started("private-registry", *sets)
+    found = started("default", *sets)
     assert found["Deployment/rel-paceline-gateway"].tls.require_client is True
     assert found["Deployment/rel-paceline-reward"].tls.require_client is False
     options = validate(ControllerOptions, found["Deployment/rel-paceline-controller"].options)
@@ -203,7 +203,7 @@ def test_a_pool_has_settings_of_its_own(started: Any) -> None:
         "rollout.pools.far.settings.site=there",
         "rollout.pools.far.graceSeconds=9",
     )
-    found = started("private-registry", *sets)
+    found = started("default", *sets)
     far, near = found["template/rollout-far.yaml"], found["template/rollout-default.yaml"]
     assert (far.site, near.site) == ("there", "here")
     assert (far.grace_s, near.grace_s) == (9, 30)
