@@ -25,6 +25,16 @@ def locked(path: Path) -> Generator[None]:
         yield
 
 
+@contextlib.contextmanager
+def private_files() -> Generator[None]:
+    """Files that this process and its children create inside are readable by the owner only."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def lock_for_life(path: Path, *, what: str) -> IO[str]:
     """Take a lock that the operating system releases when this process ends for any reason.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import threading
@@ -47,7 +46,7 @@ from paceline.config.tokenizers import TokenizerSettings
 from paceline.data.job_data import EVERYWHERE
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import InvalidError, PacelineError, StateError
-from paceline.files import TOKEN_FILE, read_json
+from paceline.files import TOKEN_FILE, private_files, read_json
 from paceline.local.devices.report import plan_here
 from paceline.local.supervisor import Local
 from paceline.telemetry import logs
@@ -164,7 +163,14 @@ def running(
 
     Files that they, the store and their children create are readable by the owner only.
     """
-    os.umask(0o077)
+    with private_files(), _running(run_dir, arguments, endpoints) as local:
+        yield local
+
+
+@contextlib.contextmanager
+def _running(
+    run_dir: Path, arguments: Namespace, endpoints: Mapping[str, EndpointSettings] | None
+) -> Generator[Local]:
     logs.setup(LogSettings(path=run_dir / "logs" / "up.log"))
     local = Local(
         run_dir,

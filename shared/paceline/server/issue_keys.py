@@ -6,12 +6,12 @@ there is none and which no service needs. To replace all keys, delete it and run
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
 from paceline.enums import WorkerKind
+from paceline.files import private_files
 from paceline.transport.service_keys import issue
 
 
@@ -20,9 +20,9 @@ def main(arguments: list[str]) -> int:
     parser = ArgumentParser(prog="python -m paceline.server.issue_keys")
     parser.add_argument("folder", type=Path, help="where the files are written")
     folder: Path = parser.parse_args(arguments).folder
-    os.umask(0o077)
     try:
-        issue(folder, WorkerKind)
+        with private_files():
+            issue(folder, WorkerKind)
     except OSError as error:
         print(f"{error.filename or folder}: {error.strerror}", file=sys.stderr)
         return 2

@@ -20,7 +20,7 @@ from paceline.config.load import load, load_settings, validate
 from paceline.config.service import ExperienceOptions, LimitsFile
 from paceline.enums import WorkerKind
 from paceline.errors import StateError, StoreError, UnavailableError
-from paceline.files import lock_for_life
+from paceline.files import lock_for_life, private_files
 from paceline.local.ports import claim
 from paceline.local.processes import Processes
 from paceline.local.store import EmbeddedStore, check_url
@@ -290,3 +290,11 @@ def test_processes_refuse_who_has_no_key_and_start_again_with_new_keys(tmp_path:
         after = wait_for(tmp_path, ALL, without=before["environment-0"])
         assert not set(before.values()) & set(after.values())
     assert processes_of(tmp_path) == {}
+
+
+def test_private_files_end_with_the_context(tmp_path: Path) -> None:
+    with private_files():
+        (tmp_path / "own").touch()
+    (tmp_path / "other").touch()
+    assert (tmp_path / "own").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "other").stat().st_mode & 0o044
