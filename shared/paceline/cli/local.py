@@ -215,11 +215,7 @@ def _options(
         }
     folders = EVERYWHERE if arguments.data_folders is None else arguments.data_folders
     experience = {"data_folders": [_whole(each) for each in folders]} if folders else {}
-    return {
-        WorkerKind.EXPERIENCE: experience,
-        WorkerKind.GATEWAY: {"endpoints": sorted(found.get("endpoints", ()))},
-        WorkerKind.CONTROLLER: found,
-    }
+    return {WorkerKind.EXPERIENCE: experience, WorkerKind.CONTROLLER: found}
 
 
 def _whole(folder: str) -> str:

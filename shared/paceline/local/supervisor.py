@@ -228,7 +228,9 @@ class Local:
     def _settings_of(self, kind: WorkerKind) -> ServiceSettings:
         options = dict(self._options.get(kind, {}))
         if kind is WorkerKind.GATEWAY:
-            options |= {"http_port": self._http_port, "probe_models": True}
+            known = self._options.get(WorkerKind.CONTROLLER, {}).get("endpoints", {})
+            fixed = {"http_port": self._http_port, "probe_models": True}
+            options = {"endpoints": sorted(known), **options, **fixed}
         serves = kind is WorkerKind.EXPERIENCE
         return ServiceSettings(
             kind=kind,
