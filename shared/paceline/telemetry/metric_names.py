@@ -381,7 +381,8 @@ NAMES: dict[str, Spec] = {
     "token_age": _gauge("token_age_seconds", "job", "rollout", "Seconds since the last token."),
     # weights
     "weight_bytes": _counter(
-        "weight_bytes", "job direction kind", "rollout trainer", "Bytes of weights on the network."
+        *("weight_bytes", "job direction kind", "rollout trainer"),
+        "Bytes of weights sent and received; shared: in memory that both map.",
     ),
     "weight_seconds": _counter(
         "weight_seconds", "job stage", "rollout trainer", "Seconds by stage."

@@ -85,7 +85,10 @@ async def until(holds: Callable[[], bool], what: str) -> None:
             "experience.filters.0.kind: module 'missing' is not in the job's code",
         ),
         (own(filters=["own:deed"]), "experience.filters.0.what: is missing"),
-        (own(sampler="own:order"), "module 'own' has no attribute 'order'; functions in it: counts"),
+        (
+            own(sampler="own:order"),
+            "module 'own' has no attribute 'order'; functions in it: counts",
+        ),
     ],
 )
 async def test_what_cannot_be_run_is_refused(

@@ -90,7 +90,10 @@ async def test_port_in_use_as_a_process(tmp_path: Path) -> None:
     [
         ({"experience": ""}, "experience: host:port of the experience service is missing"),
         ({"token": "short"}, "token: has 5 characters; at least 16 are needed"),
-        ({"options": {"port": 1}}, "port: unknown field; allowed here: dtype, endpoints, http_port"),
+        (
+            {"options": {"port": 1}},
+            "port: unknown field; allowed here: dtype, endpoints, http_port",
+        ),
     ],
 )
 async def test_bad_settings(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

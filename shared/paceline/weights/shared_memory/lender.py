@@ -16,6 +16,7 @@ from paceline.errors import (
     VersionGoneError,
 )
 from paceline.telemetry.logs import Log
+from paceline.telemetry.metrics import Metrics
 from paceline.v1 import weights_pb2 as pb
 from paceline.weights.shared_memory.loan import (
     KEEPALIVE_S,
@@ -37,8 +38,9 @@ log = Log("weights")
 class MemoryLender:
     """Lends what a weight server holds, to processes of this user that know the job's token."""
 
-    def __init__(self, server: WeightServer) -> None:
+    def __init__(self, server: WeightServer, *, metrics: Metrics | None = None) -> None:
         self._held = server
+        self._metrics = metrics
         self._listening: asyncio.Server | None = None
         self._num_borrowers = 0
 
@@ -100,6 +102,10 @@ class MemoryLender:
                 return
             socket.send_fds(beside, [bytes([Answer.LENT])], staging.memory.lend())
             await _send_frames(writer, staging)
+            if self._metrics is not None:
+                moved = {"direction": "out", "kind": "shared"}
+                num_bytes = staging.header.num_bytes
+                self._metrics.add("weight_bytes", num_bytes, job=request.job_id, **moved)
 
     async def _staged(self, beside: socket.socket, request: pb.BorrowRequest) -> Staging:
         while True:

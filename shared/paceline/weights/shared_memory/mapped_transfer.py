@@ -154,6 +154,8 @@ class MappedTransfer:
         if self._metrics is not None:
             took_s = time.monotonic() - started_s
             self._metrics.add("weight_seconds", took_s, job=self._job_id, stage="pull")
+            moved = {"direction": "in", "kind": "shared"}
+            self._metrics.add("weight_bytes", staging.header.num_bytes, job=self._job_id, **moved)
         self._send_report(endpoint, TransferEvent.DONE)
         return staging
 

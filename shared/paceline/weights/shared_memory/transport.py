@@ -23,7 +23,7 @@ class SharedMemoryTransport(HttpTransport):
 
     def __init__(self, settings: TransportSettings) -> None:
         super().__init__(settings)
-        self._lender = MemoryLender(self.server)
+        self._lender = MemoryLender(self.server, metrics=settings.metrics)
 
     async def start(self) -> str:
         """Serve HTTP, and lend memory; returns the endpoint for peers.

@@ -15,7 +15,7 @@ Choices = Mapping[str, tuple[str, ...]]
 SENT = {"outcome": ("sent", "failed", "dropped")}
 PARTS = tuple(f"part-{number}" for number in range(int(str(VALUES["part"])) + 1))
 WEIGHTS: dict[str, Choices] = {
-    "weight_bytes": {"direction": ("in", "out"), "kind": ("full", "delta")},
+    "weight_bytes": {"direction": ("in", "out"), "kind": ("full", "delta", "shared")},
     "weight_seconds": {"stage": ("pull", "encode", "decode", "digest", "swap")},
     "weight_events": {"event": ("stalled", "slow", "failed", "damaged", "superseded")},
 }
