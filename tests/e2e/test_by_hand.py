@@ -176,14 +176,15 @@ def test_the_worker_of_two_whose_tokens_are_wrong_starts_again_and_the_job_goes_
     job = tiny_job(name="mismatch", rollout={"engine": engine, "replicas": 2}, eval=None)
     with platform.client() as client:
         job_id = client.submit(job | {"stop": {"steps": 100_000}}).status.job_id
-        told = f"rollout-{job_id}-1 failed once without progress: RefusedWeightsError: the trainer"
-        until(lambda: client.get(job_id).status.reason.startswith(told), "not named", JOB_S)
+        told = rf"rollout-{job_id}-1 (failed|is quarantined) .*: RefusedWeightsError: the trainer"
+        until(lambda: re.match(told, client.get(job_id).status.reason), "not named", JOB_S)
         status = client.get(job_id).status
         until(lambda: client.get(job_id).status.step > status.step + 3, "stopped", JOB_S)
         rows = client.history(job_id).rows
         client.cancel(job_id)
         client.wait(job_id, timeout_s=JOB_S)
-    assert "agrees with other workers: mismatch_kl is 0.118, allowed 0.05" in status.reason
+    said = r"agrees with other workers: mismatch_kl is 0\.1\d+, allowed 0\.05"
+    assert re.search(said, status.reason), status.reason
     worst = max(row.values.get("mismatch_kl_worst", 0.0) for row in rows)
     assert 0.1 < worst < 0.2
 
