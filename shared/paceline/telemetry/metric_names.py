@@ -47,7 +47,7 @@ VALUES: dict[str, tuple[str, ...] | int] = {
     "service": SERVICES,
     "waiting_on": (*SERVICES, "store", "weights"),
     "failed_service": ("environment", "rollout"),
-    "kind": ("full", "delta"),
+    "kind": ("full", "delta", "shared"),
     "state": (
         *(str(state) for state in EpisodeState),
         *(str(state) for state in JobState),

@@ -8,7 +8,7 @@ from itertools import product
 from paceline.telemetry.metric_names import NAMES, VALUES
 from paceline.telemetry.metrics import Metrics
 
-MOST_SERIES = 41
+MOST_SERIES = 43
 """Of one worker."""
 
 Choices = Mapping[str, tuple[str, ...]]

@@ -103,7 +103,7 @@ def given(handout: LeaseDelta) -> set[str]:
 
 @pytest.fixture
 def deeds() -> Iterator[dict[str, Callable[[], Any]]]:
-    """What the sampler `contrary` does instead of what it should."""
+    """What the sampler `wilful` does instead of what it should."""
     Wayward.deeds.clear()
     yield Wayward.deeds
     Wayward.deeds.clear()
@@ -123,7 +123,7 @@ def deeds() -> Iterator[dict[str, Callable[[], Any]]]:
 async def test_a_sampler_that_fails_ends_its_own_job(
     service: Service, deeds: dict[str, Callable[[], Any]], verb: str, deed: Any, says: str
 ) -> None:
-    await service.begin(sampler={"kind": "contrary"})
+    await service.begin(sampler={"kind": "wilful"})
     deeds[verb] = deed
     if verb == "load":  # the store is read anew
         meta = JobKeys("default", service.jobs[BROKEN]).meta
@@ -132,7 +132,7 @@ async def test_a_sampler_that_fails_ends_its_own_job(
     assert service.jobs[WHOLE] in given(handout)
     await service.site.sweep()
     status = (await service.site.jobs.get(service.jobs[BROKEN])).status
-    assert (status.state, status.reason) == ("failed", f"experience.sampler: contrary: {says}")
+    assert (status.state, status.reason) == ("failed", f"experience.sampler: wilful: {says}")
     assert (await service.site.jobs.get(service.jobs[WHOLE])).status.state == "running"
 
 
