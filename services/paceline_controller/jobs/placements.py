@@ -50,6 +50,8 @@ class DeviceRoom:
 
     def lack(self, job: LiveJob) -> Lack | None:
         """Why a job cannot be placed now; None if it can."""
+        if not self._devices:
+            return None
         found = place(self._demand(job), self._devices, taken=self._taken)
         return found if isinstance(found, Lack) else None
 
@@ -59,6 +61,8 @@ class DeviceRoom:
 
     def take(self, job: LiveJob) -> None:
         """Subtract what a job gets."""
+        if not self._devices:
+            return
         found = place(self._demand(job), self._devices, taken=self._taken)
         if isinstance(found, Placement):
             self._taken |= found.used
@@ -112,8 +116,7 @@ class Placements:
         live = {job.job_id: job for job in jobs}
         started = [job for job in live.values() if job.state not in _WITHOUT_GPUS]
         self._held = held
-        # Their memory is in use by processes of this installation.
-        own = {i for processes in held.values() for indices in processes.values() for i in indices}
+        own = _used(held.values())  # the memory of these is in use by this installation
         self._devices = tuple(
             replace(d, used_bytes=0) if d.index in own else d for d in self._devices
         )
@@ -215,6 +218,8 @@ class Placements:
             job.lack = found.text
             return
         job.placement, job.lack = found, ""
+        # A worker beyond the first ones may have lost its role with its GPUs.
+        job.roles = {name: role for name, role in job.roles.items() if role in found.roles}
         if found.used:
             named = {role: listed(self._named(n)) for role, n in found.roles.items()}
             log.info("placed", colocated=found.colocated, roles=named)
@@ -224,9 +229,12 @@ class Placements:
         held = [self._held.get(n, {}) for n, _ in others]
         held += [roles for n, roles in self._held.items() if n not in self._jobs]
         placed = [job.placement.used for _, job in others if job.placement is not None]
-        return {i for used in placed for i in used} | {
-            i for processes in held for indices in processes.values() for i in indices
-        }
+        return _used(held).union(*placed)
 
     def _named(self, indices: Indices) -> tuple[Device, ...]:
         return tuple(device for device in self._devices if device.index in indices)
+
+
+def _used(held: Iterable[Mapping[str, Indices]]) -> set[int]:
+    """All GPUs of these processes."""
+    return {index for processes in held for indices in processes.values() for index in indices}

@@ -158,6 +158,18 @@ def test_a_job_goes_to_another_gpu_when_its_own_has_gone() -> None:
     assert machine.placements.waits_for("a").startswith("waits for GPUs: it needs 2 GPUs")
 
 
+def test_a_worker_beyond_the_first_ones_goes_to_another_gpu_too() -> None:
+    machine = Machine("5x80GiB")
+    machine.jobs["a"] = job("a", scaling={"min_replicas": 1, "max_replicas": 3})
+    machine.sizes = {"rollout-a": 3}
+    machine.once()
+    lost = machine.gpus("rollout-a-2")
+    machine.placements.see([d for d in machine.devices if d.index not in lost])
+    del machine.running["rollout-a-2"]
+    machine.once()
+    assert machine.gpus("rollout-a-2") == (4,)
+
+
 def test_colocated_workers_share_the_trainers_gpu() -> None:
     machine = Machine("1x80GiB")
     machine.jobs["a"] = job("a")
