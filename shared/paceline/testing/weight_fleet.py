@@ -140,6 +140,7 @@ class Process:
 
     def __init__(self, process: asyncio.subprocess.Process, endpoint: str) -> None:
         self.endpoint = endpoint
+        self.pid = process.pid
         self._process = process
 
     def kill(self) -> None:

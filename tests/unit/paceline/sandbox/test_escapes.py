@@ -25,7 +25,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 SECRET = "the-token-of-the-service"
-SHARED = Path("/dev/shm")
+SHARED = Path(f"/dev/shm/paceline-escaped-{os.getpid()}")
+SEGMENTS, KEY = Path("/proc/sysvipc/shm"), "4711"
 # Notes SIGURG, which everybody else ignores.
 VICTIM = """
 import pathlib, signal, sys
@@ -80,8 +81,9 @@ class Outside:
             "limits": [victim.rlimit(each) for each in (psutil.RLIMIT_CPU, psutil.RLIMIT_NOFILE)],
             "files": files,
             "content": (self.folder / "secret").read_text(),
-            "shared memory": sorted(each.name for each in SHARED.iterdir()),
-            "segments": Path("/proc/sysvipc/shm").read_text(),
+            # Others on the machine have files and segments there, which come and go.
+            "shared memory": SHARED.exists(),
+            "segment": KEY in [line.split()[0] for line in SEGMENTS.read_text().splitlines()],
             "received": [_received(each) for each in self.listeners()],
             "children": len(psutil.Process().children(recursive=True)),
         }
@@ -192,7 +194,7 @@ ATTACKS = {
         import os
         t(lambda: open(f"{FOLDER}/secret", "w").write("x"))
         t(lambda: open(f"{FOLDER}/new", "w").write("x"))
-        t(lambda: open("/dev/shm/new", "w").write("x"))
+        t(lambda: open(f"/dev/shm/paceline-escaped-{SERVICE}", "w").write("x"))
         t(lambda: open(f"/tmp/paceline-escaped-{SERVICE}", "w").write("x"))
         t(os.truncate, f"{FOLDER}/secret", 0)
         t(os.unlink, f"{FOLDER}/secret"); t(os.rename, f"{FOLDER}/secret", f"{FOLDER}/moved")
