@@ -222,7 +222,9 @@ def options_of_the_controller(found: dict[str, ServiceSettings]) -> ControllerOp
     return validate(ControllerOptions, settings.options)
 
 
-@pytest.mark.parametrize(("values", "dtype"), [("default", "float32"), ("gpu-pools", "bfloat16")])
+@pytest.mark.parametrize(
+    ("values", "dtype"), [("default", "float32"), ("gpu-pools", "bfloat16"), ("kueue", "bfloat16")]
+)
 def test_the_precision_of_jobs_is_that_of_the_trainers_device(
     values: str, dtype: str, started: Any
 ) -> None:
@@ -240,6 +242,20 @@ def test_controller_knows_the_names_of_the_release(started: Any, render: Render)
     assert kubernetes.gateway.removesuffix(":8400") in services
     assert kubernetes.training_jobs
     assert not kubernetes.jobset
+
+
+def test_controller_knows_the_queues_and_pods_have_their_claims(
+    started: Any, render: Render
+) -> None:
+    kueue = options_of_the_controller(started("kueue")).kubernetes.kueue
+    assert (kueue.queue, kueue.tenants) == ("gpus", {"research": "research-gpus"})
+    (templates,) = (
+        o["data"] for o in render("kueue") if o["metadata"]["name"] == "rel-paceline-templates"
+    )
+    for name, claim in (("trainer", "one-h100"), ("rollout-default", "one-l40s")):
+        pod = yaml.safe_load(templates[f"{name}.yaml"])["spec"]
+        assert pod["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": claim}]
+        assert pod["containers"][0]["resources"]["claims"] == [{"name": "gpu"}]
 
 
 def test_controller_knows_the_pools_of_rollout_workers(started: Any, render: Render) -> None:

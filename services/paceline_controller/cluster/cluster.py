@@ -9,7 +9,8 @@ from functools import partial
 from kubernetes.aio.client.configuration import Configuration
 
 from paceline.api.tenants import Tenant
-from paceline.config.service import ControllerOptions, KubernetesOptions
+from paceline.config.sections.kubernetes import KubernetesOptions
+from paceline.config.service import ControllerOptions
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import FencedError, PacelineError, UnavailableError
 from paceline.server.chassis import Chassis, Service

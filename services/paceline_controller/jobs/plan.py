@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from paceline.config.job import JobSpec
 from paceline.config.service import ControllerOptions, PoolOptions
 from paceline.enums import JobState, WorkerKind
+from paceline.local.devices.demand import rollout_gpus
 from paceline.local.devices.device import Device
 
 DEFAULT_POOL = "default"
@@ -41,6 +42,10 @@ class Wanted:
     """GPUs that it sees; None: those that its environment names."""
     memory_share: float | None = None
     """Of the memory of GPUs that it shares with the trainer."""
+    accelerators: int | None = None
+    """In a cluster: of each trainer rank, or of each rollout worker; None: as the chart says."""
+    queue: str = ""
+    """In a cluster: the queue of Kueue that admits it; empty: none."""
 
 
 def plan(
@@ -68,8 +73,8 @@ def plan(
         if job.spec.model.endpoint is not None:
             continue  # who answers is outside
         if job.state in SERVED:
-            wanted += [_trainer(job), *_rollouts(job, options)]
-        elif job.state is JobState.PAUSING and (trainer := _trainer(job)).name in running:
+            wanted += [_trainer(job, options), *_rollouts(job, options)]
+        elif job.state is JobState.PAUSING and (trainer := _trainer(job, options)).name in running:
             wanted.append(trainer)
     sized = (replace(each, replicas=sizes.get(each.name, each.replicas)) for each in wanted)
     return {each.name: each for each in sized if each.replicas or not each.job_id}
@@ -96,16 +101,16 @@ def problem(job: LiveJob, options: ControllerOptions) -> str:
 
 
 def _problem_in_cluster(spec: JobSpec) -> str:
-    """Fields that place processes on the GPUs of one machine."""
-    fields = {
-        "trainer.devices": spec.trainer.devices != "auto",
-        "rollout.devices": spec.rollout.devices != "auto",
-        "rollout.colocate": bool(spec.rollout.colocate),
-    }
-    wrong = [name for name, is_set in fields.items() if is_set]
-    if not wrong:
-        return ""
-    return f"{wrong[0]}: only on one machine; in a cluster the chart's values give pods their GPUs"
+    """Which field names GPUs of one machine, if one does."""
+    for name, devices in (("trainer", spec.trainer.devices), ("rollout", spec.rollout.devices)):
+        if devices not in {"auto", "cpu"}:
+            return (
+                f"{name}.devices: {devices!r} names GPUs of one machine; in a cluster only auto "
+                "and cpu are allowed, and Kubernetes chooses the GPUs"
+            )
+    if spec.rollout.colocate:
+        return "rollout.colocate: only on one machine; in a cluster pods do not share GPUs"
+    return ""
 
 
 def pools_of(spec: JobSpec, options: ControllerOptions) -> list[str]:
@@ -131,12 +136,14 @@ def trainer_name(job_id: str) -> str:
     return f"trainer-{job_id}"
 
 
-def _trainer(job: LiveJob) -> Wanted:
+def _trainer(job: LiveJob, options: ControllerOptions) -> Wanted:
     return Wanted(
         trainer_name(job.job_id),
         WorkerKind.TRAINER,
         job_id=job.job_id,
         world_size=job.spec.trainer.world_size,
+        accelerators=0 if job.spec.trainer.devices == "cpu" else 1,
+        queue=_queue(job, options),
     )
 
 
@@ -149,9 +156,16 @@ def _rollouts(job: LiveJob, options: ControllerOptions) -> list[Wanted]:
             job_id=job.job_id,
             pool=pool,
             replicas=0 if index else job.spec.rollout.replicas,
+            accelerators=rollout_gpus(job.spec),
+            queue=_queue(job, options),
         )
         for index, pool in enumerate(pools_of(job.spec, options))
     ]
+
+
+def _queue(job: LiveJob, options: ControllerOptions) -> str:
+    kueue = options.kubernetes.kueue
+    return kueue.tenants.get(job.spec.tenant, kueue.queue)
 
 
 def _replica(wanted: Wanted, index: int) -> Wanted:

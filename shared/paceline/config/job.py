@@ -243,8 +243,8 @@ class TrainerSpec(StrictModel):
     world_size: int = Field(default=1, gt=0, le=4096)
     """Ranks that share model and batch, one for each GPU."""
     devices: Devices = "auto"
-    """On one machine: the GPUs of its ranks (`"0,1"`), `cpu`, or `auto`: a free GPU for each rank,
-    and the CPU where there is none."""
+    """`auto`: a GPU for each rank, and the CPU on a machine without GPUs; `cpu`; or, on one
+    machine, the GPUs of its ranks (`"0,1"`)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the forward and backward pass, `auto` as for the model; master weights are
     float32."""

@@ -13,6 +13,7 @@ from paceline.config.packages import PackageSettings
 from paceline.config.plugins import PluginSettings
 from paceline.config.precision import Dtype
 from paceline.config.sections.endpoints import EndpointSettings
+from paceline.config.sections.kubernetes import KubernetesOptions
 from paceline.config.sections.model import ModelSettings
 from paceline.config.sections.scaling import ScalingOptions
 from paceline.config.tokenizers import TokenizerSettings
@@ -221,39 +222,6 @@ class LimitsFile(StrictModel):
     """The file of `paceline up --limits`."""
 
     limits: LimitSettings
-
-
-class KubernetesOptions(StrictModel):
-    """How the controller runs jobs in Kubernetes."""
-
-    kubeconfig: Path | None = None
-    """kubeconfig file for the API; the in-cluster configuration if null."""
-    namespace: str = "default"
-    release: str = "paceline"
-    """Label `app.kubernetes.io/instance` of all objects of this installation."""
-    identity: str = "paceline-controller-0"
-    """Identity of this process in leader election."""
-    owner: str = "paceline-controller"
-    """Deployment that owns the objects of jobs."""
-    lease: str = "paceline-controller"
-    """Lease object that the leader holds."""
-    lease_s: float = Field(default=15.0, gt=0)
-    """How long it is valid without renewal; its holder stops acting after two thirds of that."""
-    templates: Path = Path("/etc/paceline/templates")
-    """Folder with complete pod templates: `trainer.yaml` and `rollout-<pool>.yaml`."""
-    pools: dict[str, str] = Field(default_factory=dict)
-    """Deployments of the shared pools, by kind of service."""
-    ranks_per_pod: int = Field(default=8, ge=1)
-    """Trainer ranks per pod; a larger job has several pods."""
-    jobset: bool = False
-    network_policies: bool = False
-    """Whether each trainer gets a NetworkPolicy that lets its pods reach each other."""
-    training_jobs: bool = True
-    """Whether jobs may be submitted as `TrainingJob` objects."""
-    gateway: str = ""
-    """host:port of the gateway's gRPC, where `TrainingJob` objects are submitted."""
-    pending_timeout_s: float = Field(default=3600.0, gt=0)
-    """How long pods may wait for machines or images before their job fails."""
 
 
 class ControllerOptions(StrictModel):

@@ -218,6 +218,7 @@ class Nodes(threading.Thread):
         self.says: dict[str, dict[str, Any]] = {}  # status of new pods, by component
         self.refuses: dict[str, str] = {}  # why pods are rejected, by component
         self.jobsets = False
+        self.quota = True  # for what is in a queue of Kueue
         self.drain_s = 0.0  # how long a deleted pod keeps running
         self.overlaps: list[str] = []  # trainers that started while an earlier one still existed
         self._ended = threading.Event()
@@ -297,6 +298,8 @@ class Nodes(threading.Thread):
     def _do_job(self, job: dict[str, Any], own: list[dict[str, Any]]) -> None:
         if job["metadata"].get("deletionTimestamp") or job.get("status", {}).get("conditions"):
             return
+        if self._is_held(job, own):
+            return
         if not own:
             same = f"paceline.dev/workload={job['metadata']['labels']['paceline.dev/workload']}"
             others = [pod for pod in self.cluster.list("Pod", same) if living(pod)]
@@ -316,6 +319,17 @@ class Nodes(threading.Thread):
             target = {"type": "FailureTarget", "status": "True", "reason": "BackoffLimitExceeded"}
             status = {"startTime": stamp, "failed": 1, "conditions": [target, failed]}
             self.cluster.set_status(job["kind"], job["metadata"]["name"], status)
+
+    def _is_held(self, job: dict[str, Any], own: list[dict[str, Any]]) -> bool:
+        """Admit or evict a queued Job as Kueue does; whether it is suspended, and has no pods."""
+        held = job["spec"].get("suspend", False)
+        if "kueue.x-k8s.io/queue-name" in job["metadata"]["labels"] and held is self.quota:
+            held = not self.quota
+            self.cluster.patch(job["kind"], job["metadata"]["name"], {"spec": {"suspend": held}})
+        if held:
+            for pod in own:
+                self.cluster.delete("Pod", pod["metadata"]["name"])
+        return held
 
     def _make(self, owner: dict[str, Any], name: str, template: dict[str, Any]) -> None:
         about = {

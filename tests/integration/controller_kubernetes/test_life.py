@@ -249,6 +249,27 @@ def test_pods_that_the_cluster_refuses_are_the_reason_of_their_job(
     until_true(lambda: is_reason(denied), "the rollout is silent")
 
 
+def test_a_job_in_a_queue_of_kueue_waits_without_an_end_and_survives_eviction(
+    world: Any, tiny_job: Job, until_true: Until
+) -> None:
+    world.nodes.quota = False
+    world.start(kubernetes={"kueue": {"queue": "gpus"}}, max_restart_backoff_s=0.5)
+    job_id = world.services.submit(tiny_job(name="queued"))
+    words = f"trainer-{job_id}: waits in Kueue's queue 'gpus' for quota"
+    until_true(lambda: words in world.services.job(job_id).reason, "it waits in silence")
+    assert world.services.job(job_id).state == "starting"
+    world.nodes.quota = True
+    world.running(job_id)
+    assert world.services.job(job_id).incarnation == 1
+    world.nodes.quota = False
+    until_true(lambda: words in world.services.job(job_id).reason, "it is evicted in silence")
+    until_true(lambda: world.cluster.get("Job", f"trainer-{job_id}-2"), "no second incarnation")
+    world.nodes.quota = True
+    until_true(lambda: not world.services.job(job_id).reason, "still told")
+    assert world.services.job(job_id).incarnation == 2
+    assert world.nodes.overlaps == []
+
+
 def test_a_template_that_cannot_work_fails_the_job_with_its_reason(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:

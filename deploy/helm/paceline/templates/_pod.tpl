@@ -111,7 +111,7 @@ spec:
 {{/* Scheduling of pods. */}}
 {{- define "paceline.placement" -}}
 {{- $workload := .workload -}}
-{{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" }}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" "resourceClaims" }}
 {{- with index $workload $key }}
 {{ $key }}:
   {{- toYaml . | nindent 2 }}

@@ -89,12 +89,13 @@ dtype: {{ include "paceline.dtype" . }}
 endpoints: {{ keys (dig "settings" "options" "endpoints" dict .Values.services.environment) | sortAlpha | toJson }}
 {{- end }}
 
-{{/* What `dtype: auto` of a job means: bfloat16 if trainers have a device (`nvidia.com/gpu`). */}}
+{{/* What `dtype: auto` of a job means: bfloat16 if trainers have a device (`nvidia.com/gpu`, or a claim). */}}
 {{- define "paceline.dtype" -}}
 {{- $dtype := "float32" -}}
 {{- range $name, $_ := dig "resources" "limits" dict .Values.trainer -}}
 {{- if contains "/" $name }}{{ $dtype = "bfloat16" }}{{ end -}}
 {{- end -}}
+{{- with .Values.trainer.resourceClaims }}{{ $dtype = "bfloat16" }}{{ end -}}
 {{- $dtype -}}
 {{- end }}
 
@@ -163,6 +164,10 @@ kubernetes:
   templates: /etc/paceline/templates
   gateway: {{ $fullname }}-gateway:8400
   ranks_per_pod: {{ .Values.trainer.ranksPerPod }}
+  {{- with .Values.controller.accelerators }}
+  accelerators: {{ toJson . }}
+  {{- end }}
+  kueue: {{ toJson .Values.controller.kueue }}
   jobset: {{ .Values.controller.jobset }}
   network_policies: {{ .Values.networkPolicy.enabled }}
   training_jobs: {{ .Values.controller.trainingJobs }}

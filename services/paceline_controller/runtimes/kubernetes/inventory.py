@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 
-from paceline.config.service import KubernetesOptions
+from paceline.config.sections.kubernetes import KubernetesOptions
 from paceline.errors import UnavailableError
 from paceline_controller.runtimes.kubernetes.manifests import GROUP
 from paceline_controller.runtimes.kubernetes.names import (

@@ -9,11 +9,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config.sections.kubernetes import ACCELERATORS
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.base import ONLY_RANK
 from paceline_controller.runtimes.kubernetes import names
+from paceline_controller.runtimes.kubernetes.accelerators import request_accelerators
 from paceline_controller.runtimes.kubernetes.resources import (
     DEPLOYMENTS,
     JOBS,
@@ -46,6 +48,7 @@ class ManifestContext:
     release: str
     owner: Object | None = None  # an entry of `ownerReferences`
     ranks_per_pod: int = 8
+    accelerators: tuple[str, ...] = ACCELERATORS
     jobset: bool = False
     network_policies: bool = False
 
@@ -113,12 +116,15 @@ def _deployment(wanted: Wanted, template: Object, context: ManifestContext) -> O
     name = names.object_name(wanted.name)
     added = {"JOB_ID": wanted.job_id, "POOL": wanted.pool}
     pods = _pods(wanted, template, context, _plain(added))
+    if (count := wanted.accelerators) is not None:
+        # An engine computes on neither fewer nor more, whatever the pool's template says.
+        request_accelerators(pods, _container(pods), count=count, patterns=context.accelerators)
     _keep_away(pods, name)
     selected = {key: names.labels(wanted, release=context.release)[key] for key in _SELECTED}
     return {
         "apiVersion": DEPLOYMENTS.api_version,
         "kind": DEPLOYMENTS.kind,
-        "metadata": _metadata(name, wanted, context, {names.TEMPLATE: digest(template)}),
+        "metadata": _queued(wanted, context, name, {names.TEMPLATE: digest(template)}),
         "spec": {
             "replicas": wanted.replicas,
             "selector": {"matchLabels": selected},
@@ -189,11 +195,12 @@ def _job(wanted: Wanted, template: Object, incarnation: int, context: ManifestCo
     master = f"{name}-0.{service}"
     spec = _job_spec(wanted, template, incarnation, context, master)
     spec["template"]["spec"]["subdomain"] = service
+    spec |= _suspended(wanted)
     extra = {names.TEMPLATE: digest(template), names.INCARNATION: str(incarnation)}
     return {
         "apiVersion": JOBS.api_version,
         "kind": JOBS.kind,
-        "metadata": _metadata(name, wanted, context, extra),
+        "metadata": _queued(wanted, context, name, extra),
         "spec": spec,
     }
 
@@ -207,10 +214,11 @@ def _jobset(wanted: Wanted, template: Object, incarnation: int, context: Manifes
     return {
         "apiVersion": JOBSETS.api_version,
         "kind": JOBSETS.kind,
-        "metadata": _metadata(name, wanted, context, extra),
+        "metadata": _queued(wanted, context, name, extra),
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": {"maxRestarts": 0},
+            **_suspended(wanted),
             "replicatedJobs": [{"name": GROUP, "replicas": 1, "template": {"spec": spec}}],
         },
     }
@@ -229,6 +237,14 @@ def _job_spec(
     }
     rank = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": _RANK}}}
     pods = _pods(wanted, template, context, [*_plain(plain), rank])
+    if wanted.accelerators is not None:
+        request_accelerators(
+            pods,
+            _container(pods),
+            count=ranks * wanted.accelerators,
+            whole=context.ranks_per_pod,
+            patterns=context.accelerators,
+        )
     if wanted.world_size == 1:
         _without_torchrun(_container(pods))
     pods["metadata"]["annotations"][names.INCARNATION] = str(incarnation)
@@ -307,13 +323,27 @@ def _plain(values: dict[str, str]) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
+def _suspended(wanted: Wanted) -> Object:
+    """Field of a Job or JobSet in a queue: it has no pods until Kueue admits it."""
+    return {"suspend": True} if wanted.queue else {}
+
+
+def _queued(
+    wanted: Wanted, context: ManifestContext, name: str, annotations: dict[str, str]
+) -> Object:
+    """Metadata of what has pods: Kueue, if it admits them, reads a label."""
+    metadata = _metadata(name, wanted, context, annotations)
+    metadata["labels"] |= names.queue_label(wanted)
+    return metadata
+
+
 def _metadata(
     name: str, wanted: Wanted, context: ManifestContext, annotations: dict[str, str]
 ) -> Object:
     metadata: Object = {
         "name": name,
         "labels": names.labels(wanted, release=context.release),
-        "annotations": {names.WORKLOAD: wanted.name, **annotations},
+        "annotations": {**names.annotations_for(wanted), **annotations},
     }
     if context.owner is not None:
         metadata["ownerReferences"] = [context.owner]

@@ -17,6 +17,10 @@ POOL = "paceline.dev/pool"
 WORKLOAD = "paceline.dev/workload"
 INCARNATION = "paceline.dev/incarnation"
 TEMPLATE = "paceline.dev/template"
+ACCELERATORS = "paceline.dev/accelerators"
+"""Annotation of a Deployment: `Wanted.accelerators`."""
+QUEUE = "kueue.x-k8s.io/queue-name"
+"""Label that Kueue reads."""
 QUARANTINED = "paceline.dev/quarantined"
 """Label of a pod: the workload that keeps away from its node."""
 UNTIL = "paceline.dev/quarantined-until"
@@ -49,6 +53,17 @@ def labels(wanted: Wanted, *, release: str) -> dict[str, str]:
     }
 
 
+def annotations_for(wanted: Wanted) -> dict[str, str]:
+    """Annotations of all objects of a workload."""
+    count = wanted.accelerators
+    return {WORKLOAD: wanted.name} | ({} if count is None else {ACCELERATORS: str(count)})
+
+
+def queue_label(wanted: Wanted) -> dict[str, str]:
+    """The label with which Kueue admits a workload; empty without a queue."""
+    return {QUEUE: wanted.queue} if wanted.queue else {}
+
+
 def selector(*, release: str, workload: str = "") -> str:
     """Label selector for all objects of a release's controller, or for one of its workloads."""
     whole = f"{INSTANCE}={release},{MANAGED_BY}={MANAGER}"
@@ -66,10 +81,13 @@ def workload_of(body: Object) -> str:
 def wanted_of(body: Object) -> Wanted:
     """The `Wanted` of a Deployment, as far as its labels record it; current replicas."""
     carried = labels_of(body)
+    count = annotations_of(body).get(ACCELERATORS)
     return Wanted(
         name=workload_of(body),
         kind=WorkerKind(carried[COMPONENT]),
         job_id=carried.get(JOB, ""),
         pool=carried.get(POOL, ""),
         replicas=body["spec"].get("replicas", 1),
+        accelerators=None if count is None else int(count),
+        queue=carried.get(QUEUE, ""),
     )

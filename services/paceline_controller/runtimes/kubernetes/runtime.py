@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
-from paceline.config.service import KubernetesOptions
+from paceline.config.sections.kubernetes import KubernetesOptions
 from paceline.enums import WorkerKind
 from paceline.errors import (
     ConflictError,
@@ -23,6 +23,7 @@ from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.base import CredentialIssuer
 from paceline_controller.runtimes.kubernetes import names, states
+from paceline_controller.runtimes.kubernetes.admission import waits_for_admission
 from paceline_controller.runtimes.kubernetes.connection import KubernetesClient
 from paceline_controller.runtimes.kubernetes.events import Events
 from paceline_controller.runtimes.kubernetes.inventory import Inventory
@@ -126,11 +127,13 @@ class KubernetesRuntime:
         for body in self._inventory.rollouts():
             workload = names.workload_of(body)
             seen = states.of_deployment(body, pods[workload])
-            found.append(self._judged(seen, pods[workload], states.refused(body)))
+            queued = waits_for_admission(body, pods[workload])
+            found.append(self._judged(seen, pods[workload], states.refused(body), queued))
         for workload, bodies in self._inventory.trainer_jobs().items():
             seen = states.of_trainer(bodies, pods[workload])
             refused = self._refusal(bodies, pods[workload])
-            found.append(self._judged(seen, pods[workload], refused))
+            queued = waits_for_admission(max(bodies, key=states.incarnation_of), pods[workload])
+            found.append(self._judged(seen, pods[workload], refused, queued))
         for job_id, words in self._quarantine.words().items():
             self._waiting.setdefault(job_id, words)
         self._observed = {each.name: each for each in found}
@@ -319,8 +322,16 @@ class KubernetesRuntime:
                 self._events.record(job_id, "Preempted", f"{name_of(pod)}: {why}", warning=True)
         self._reported &= {uid_of(pod) for pod in pods}
 
-    def _judged(self, seen: Observed, pods: list[Object], refused: str) -> Observed:
-        """With the end of patience for what does not get ready, whatever the reason."""
+    def _judged(
+        self, seen: Observed, pods: list[Object], refused: str, queued: str = ""
+    ) -> Observed:
+        """With the end of patience for what does not get ready, except in a queue for quota."""
+        if queued:
+            self._waiting.setdefault(seen.job_id, f"{seen.name}: {queued}")
+            self._readiness.forget(seen.name)
+            if not seen.alive:
+                self._words.setdefault(seen.name, f"preempted: {queued}")
+            return seen
         refused = f"{seen.name}: {refused}" if refused else ""
         reason = refused or states.waits_for(pods)
         # A job has to know of a shared pool only if nothing of it runs.
@@ -413,6 +424,7 @@ class KubernetesRuntime:
             release=self._options.release,
             owner=self._owner,
             ranks_per_pod=self._options.ranks_per_pod,
+            accelerators=self._options.accelerators,
             jobset=self._options.jobset,
             network_policies=self._options.network_policies,
         )

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from paceline_controller.jobs.observed import Observed
+from paceline_controller.runtimes.kubernetes.admission import is_evicted
 from paceline_controller.runtimes.kubernetes.manifests import CONTAINER
 from paceline_controller.runtimes.kubernetes.names import INCARNATION, JOB, workload_of
 from paceline_controller.runtimes.kubernetes.resources import (
@@ -57,7 +58,7 @@ def of_trainer(bodies: Iterable[Object], pods: Iterable[Object]) -> Observed:
     return Observed(
         name=workload_of(newest),
         job_id=labels_of(newest).get(JOB, ""),
-        alive=not ended(newest) and not deleting(newest),
+        alive=not ended(newest) and not deleting(newest) and not is_evicted(newest),
         ready=int(ready == wanted),
         pending=ready < wanted,
     )

@@ -72,8 +72,8 @@ class RolloutSpec(StrictModel):
     max_concurrent: int = Field(default=512, gt=0, le=65_536)
     """Concurrent requests per engine; further ones wait."""
     devices: Devices = "auto"
-    """On one machine: the GPUs of all workers (`"1,2,3"`), `cpu`, or `auto`: as many free GPUs as
-    their engines need (`tp` x `dp` each), and the CPU where there is no GPU."""
+    """`auto`: as many GPUs as the workers' engines need (`tp` x `pp` x `dp` each), and the CPU on a
+    machine without GPUs; `cpu`; or, on one machine, the GPUs of all workers (`"1,2,3"`)."""
     colocate: bool | None = None
     """On one machine: whether workers compute on the trainer's GPUs, for which both have to fit
     into their memory; if null, where it has too few GPUs for both apart."""

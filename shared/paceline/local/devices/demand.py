@@ -79,13 +79,18 @@ def _trainer(spec: JobSpec, size: ModelSize | None) -> DeviceNeed:
 
 
 def _rollout(spec: JobSpec, size: ModelSize | None) -> DeviceNeed:
-    engine, devices = spec.rollout.engine, spec.rollout.devices
-    on_cpu = devices == "cpu" or engine.options.get("device") == "cpu"
-    if on_cpu or engine.kind in _WITHOUT_GPU:
+    count = rollout_gpus(spec)
+    if not count:
         return DeviceNeed(0)
-    count = engine_gpus(engine.options)
     num_bytes = rollout_device_bytes(spec, size, gpus=count) if size is not None else 0
-    return DeviceNeed(count, num_bytes, _indices(devices))
+    return DeviceNeed(count, num_bytes, _indices(spec.rollout.devices))
+
+
+def rollout_gpus(spec: JobSpec) -> int:
+    """GPUs that each rollout worker of a job computes on; 0: it computes on the CPU."""
+    engine = spec.rollout.engine
+    on_cpu = spec.rollout.devices == "cpu" or engine.options.get("device") == "cpu"
+    return 0 if on_cpu or engine.kind in _WITHOUT_GPU else engine_gpus(engine.options)
 
 
 def engine_gpus(options: Mapping[str, Any]) -> int:

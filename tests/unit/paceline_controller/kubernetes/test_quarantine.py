@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from paceline.config.service import KubernetesOptions
+from paceline.config.sections.kubernetes import KubernetesOptions
 from paceline.enums import WorkerKind
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.jobs.slots import QUARANTINE_S, STEADY_S

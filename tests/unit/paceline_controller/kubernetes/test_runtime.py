@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import yaml
 
-from paceline.config.service import KubernetesOptions
+from paceline.config.sections.kubernetes import KubernetesOptions
 from paceline.enums import WorkerKind
 from paceline.errors import InvalidError, PacelineError
 from paceline_controller.jobs.plan import Wanted
@@ -27,7 +29,7 @@ from paceline_controller.runtimes.kubernetes.resources import (
 )
 from paceline_controller.runtimes.kubernetes.runtime import LOG_S, KubernetesRuntime
 from paceline_harness.patience import PATIENCE_S
-from paceline_harness.runtime import MadeUpCredentials
+from paceline_harness.runtime import FakeClock, MadeUpCredentials
 
 TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {}},
@@ -97,6 +99,14 @@ class Server:
         body["metadata"] |= {"uid": f"uid-{wanted.name}", "resourceVersion": "7"}
         self.objects.setdefault(DEPLOYMENTS, []).append(body)
 
+    def add_pending_pod(self, wanted: Wanted, gates: list[Object]) -> None:
+        blocked = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+        metadata = {"name": f"{wanted.name}-0", "uid": "u-p", "resourceVersion": "7"}
+        metadata |= {"labels": labels(wanted, release="rel")}
+        status = {"phase": "Pending", "conditions": [blocked]}
+        body = {"metadata": metadata, "spec": {"schedulingGates": gates}, "status": status}
+        self.objects.setdefault(PODS, []).append(body)
+
     def add_dead_pod(self, wanted: Wanted) -> None:
         over = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
         status = {"name": CONTAINER, "state": {"terminated": over}}
@@ -111,6 +121,7 @@ async def runtime_of(
     folder: Path,
     log_s: float = LOG_S,
     on_inventory: Callable[[Inventory], object] = id,
+    clock: Callable[[], float] = time.monotonic,
 ) -> KubernetesRuntime:
     options = KubernetesOptions(release="rel", templates=folder)
     inventory = Inventory(cast(Any, server), options, on_change=lambda: None)
@@ -124,6 +135,7 @@ async def runtime_of(
         inventory=inventory,
         events=events,
         credentials=MadeUpCredentials(),
+        clock=clock,
         log_s=log_s,
     )
 
@@ -198,3 +210,21 @@ async def test_what_is_applied_while_the_release_is_uninstalled_still_goes_with_
     assert [each["uid"] for each in server.owners["rollout-a-1"]] == ["u-c"]
     assert server.owners["rollout-b-1"] == server.owners["rollout-a-1"]
     assert server.owners["rollout-a-1-credential"] == server.owners["rollout-a-1"]
+
+
+@pytest.mark.parametrize(
+    ("gate", "alive"), [("kueue.x-k8s.io/admission", True), ("example.com/licence", False)]
+)
+async def test_waiting_for_quota_may_take_longer_than_waiting_for_machines(
+    gate: str, alive: bool, templates: Path
+) -> None:
+    server, clock = Server(), FakeClock()
+    wanted = replace(rollout("a-1"), queue="gpus")
+    server.add_rollout(wanted)
+    server.add_pending_pod(wanted, [{"name": gate}])
+    runtime = await runtime_of(server, templates, clock=clock)
+    await runtime.list()
+    clock.pass_s(100_000)
+    (seen,) = await runtime.list()
+    assert seen.alive is alive
+    assert ("waits in Kueue's queue 'gpus' for quota" in runtime.waits_for("a-1")) is alive

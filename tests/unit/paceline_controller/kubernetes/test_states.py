@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paceline_controller.runtimes.kubernetes import states
+from paceline_controller.runtimes.kubernetes import admission, states
 
 LABELS = {
     "app.kubernetes.io/managed-by": "paceline-controller",
@@ -103,3 +103,35 @@ def test_it_sees_preemption() -> None:
     taken = pod(conditions=[holds("DisruptionTarget", reason="PreemptionByScheduler", message="m")])
     assert states.preempted(taken) == "PreemptionByScheduler: m"
     assert not states.preempted(pod())
+
+
+def suspended(generation: int) -> dict[str, Any]:
+    """A Job that Kueue holds."""
+    made = job(1, holds("Suspended"))
+    made["metadata"] |= {"generation": generation}
+    made["metadata"]["labels"] = LABELS | {"kueue.x-k8s.io/queue-name": "gpus"}
+    made["spec"]["suspend"] = True
+    return made
+
+
+def test_a_job_in_a_queue_waits_and_one_that_was_admitted_before_has_died() -> None:
+    waits = states.of_trainer([suspended(1)], [])
+    assert (waits.alive, waits.pending, waits.ready) == (True, True, 0)
+    evicted = states.of_trainer([suspended(3)], [])
+    assert (evicted.alive, evicted.ready) == (False, 0)
+    for generation in (1, 3):
+        words = admission.waits_for_admission(suspended(generation), [])
+        assert words == "waits in Kueue's queue 'gpus' for quota"
+    running = job(1, holds("Suspended", "False"))
+    running["metadata"]["generation"] = 2
+    assert states.of_trainer([running], [of(1, READY)]).alive
+    assert not admission.waits_for_admission(running, [of(1, READY)])
+
+
+def test_a_gated_pod_waits_in_the_queue_of_its_deployment() -> None:
+    gated = pod() | {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}
+    other = pod() | {"spec": {"schedulingGates": [{"name": "example.com/licence"}]}}
+    body = deployment()
+    body["metadata"]["labels"] = LABELS | {"kueue.x-k8s.io/queue-name": "gpus"}
+    assert "queue 'gpus'" in admission.waits_for_admission(body, [pod(), gated])
+    assert not admission.waits_for_admission(body, [other])
