@@ -27,7 +27,6 @@ from paceline.cli.pausing import follow_or_pause, resume
 from paceline.cli.remote import all_jobs, verdict
 from paceline.cli.target.run_dirs import DEFAULT_RUN_DIR, named_run_dir, remember
 from paceline.cli.terminal.printing import say
-from paceline.client import calls
 from paceline.client.client import Client
 from paceline.config import JobSpec, parse_job
 from paceline.config.limits import LimitSettings
@@ -82,10 +81,8 @@ def run(arguments: Namespace) -> int:
         Client(local.url, token=local.token) as client,
     ):
         remember(run_dir)
-        prepared, archives = calls.with_uploads(spec)
-        for archive in archives:
-            client.upload(archive)
-        if archives:  # the digests tell whether a job is the same
+        prepared = client.send_files(spec)
+        if prepared is not spec:  # the digests tell whether a job is the same
             spec = parse_job(prepared)
         job_id = _resumed(client, spec)
         if not job_id:

@@ -26,7 +26,6 @@ from paceline.cli.target.run_dirs import DEFAULT_RUN_DIR, live_url, named_run_di
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
 from paceline.cli.terminal.tables import Column, FittingTable
-from paceline.client import calls
 from paceline.client.client import Client
 from paceline.client.curves import REWARD, metric_curves
 from paceline.config import JobSpec
@@ -189,9 +188,7 @@ def _run(
 
 def _submit(client: Client, spec: JobSpec) -> JobView:
     """The job of a spec; that of an earlier sweep with the same spec, so that it goes on."""
-    prepared, archives = calls.with_uploads(spec)
-    for archive in archives:
-        client.upload(archive)
+    prepared = client.send_files(spec)
     whole = prepared if isinstance(prepared, dict) else spec.model_dump(mode="json")
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
     return client.submit(prepared, request_id=f"sweep-{digest[:32]}")

@@ -9,6 +9,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -37,18 +38,20 @@ class Archive:
     num_bytes: int
 
     @classmethod
-    def of(cls, folder: Path) -> Archive:
-        """Pack a file or folder of code; raises as `pack`."""
-        return cls._of(folder, pack)
+    def of(cls, folder: Path, held: ExitStack) -> Archive:
+        """Pack a file or folder of code, for as long as `held` is open; raises as `pack`."""
+        return cls._of(folder, pack, held)
 
     @classmethod
-    def of_data(cls, path: Path) -> Archive:
-        """Pack a file or folder of data; raises as `pack_data`."""
-        return cls._of(path, pack_data)
+    def of_data(cls, path: Path, held: ExitStack) -> Archive:
+        """Pack a file or folder of data, for as long as `held` is open; raises as `pack_data`."""
+        return cls._of(path, pack_data, held)
 
     @classmethod
-    def _of(cls, path: Path, pack_into: Callable[[Path, BinaryIO], str]) -> Archive:
-        file = tempfile.TemporaryFile()  # noqa: SIM115  as long as this object
+    def _of(
+        cls, path: Path, pack_into: Callable[[Path, BinaryIO], str], held: ExitStack
+    ) -> Archive:
+        file = held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  it is one
         digest = pack_into(path, file)
         return cls(file, digest, file.seek(0, os.SEEK_END))
 
@@ -112,8 +115,12 @@ def _content(body: Any, *, in_loop: bool) -> Any:
     return json.dumps(_drop_empty(body)) if isinstance(body, Mapping) else body
 
 
-def with_uploads(spec: Spec, *, data: Path | None = None) -> tuple[Spec, list[Archive]]:
+def with_uploads(
+    spec: Spec, held: ExitStack, *, data: Path | None = None
+) -> tuple[Spec, list[Archive]]:
     """The job with the digests of its code and data, and these, packed; none: it brings none.
+
+    The archives are open until `held` is closed.
 
     Recipes that are files beside a job file are laid.
 
@@ -136,7 +143,7 @@ def with_uploads(spec: Spec, *, data: Path | None = None) -> tuple[Spec, list[Ar
         changed["data"] = {"path": str(data.absolute())}
     for section, made in (("code", Archive.of), ("data", Archive.of_data)):
         if path := _to_pack(changed.get(section)):
-            archives.append(made(folder / path))
+            archives.append(made(folder / path, held))
             changed[section] = {"path": path, "digest": archives[-1].digest}
     return (changed, archives) if archives or is_laid else (spec, [])
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +176,7 @@ class Client(Operations, AbstractContextManager["Client"]):
         uploaded first; `data` stands for the latter. A fork may take long: its request is repeated
         until the checkpoint is copied.
         """
-        spec, archives = calls.with_uploads(spec, data=data)
-        for archive in archives:
-            self.upload(archive)
+        spec = self.send_files(spec, data=data)
         request, pending = calls.submit(spec, request_id=request_id), _PendingOutage(self._outage_s)
         while True:
             try:
@@ -186,6 +184,14 @@ class Client(Operations, AbstractContextManager["Client"]):
             except PacelineError as error:
                 pending.record(error)
             time.sleep(POLL_S)
+
+    def send_files(self, spec: Spec, *, data: Path | None = None) -> Spec:
+        """Pack and upload code and data of a job, as `submit`; returns it with their digests."""
+        with ExitStack() as held:
+            spec, archives = calls.with_uploads(spec, held, data=data)
+            for archive in archives:
+                self.upload(archive)
+        return spec
 
     def upload(self, archive: Archive) -> CodeView:
         """Upload packed code or data; again while the connection breaks, for `outage_s` seconds."""
@@ -292,9 +298,7 @@ class AsyncClient(AsyncOperations, AbstractAsyncContextManager["AsyncClient"]):
         uploaded first; `data` stands for the latter. A fork may take long: its request is repeated
         until the checkpoint is copied.
         """
-        spec, archives = await asyncio.to_thread(calls.with_uploads, spec, data=data)
-        for archive in archives:
-            await self.upload(archive)
+        spec = await self.send_files(spec, data=data)
         request, pending = calls.submit(spec, request_id=request_id), _PendingOutage(self._outage_s)
         while True:
             try:
@@ -302,6 +306,14 @@ class AsyncClient(AsyncOperations, AbstractAsyncContextManager["AsyncClient"]):
             except PacelineError as error:
                 pending.record(error)
             await asyncio.sleep(POLL_S)
+
+    async def send_files(self, spec: Spec, *, data: Path | None = None) -> Spec:
+        """Pack and upload code and data of a job, as `submit`; returns it with their digests."""
+        with ExitStack() as held:
+            spec, archives = await asyncio.to_thread(calls.with_uploads, spec, held, data=data)
+            for archive in archives:
+                await self.upload(archive)
+        return spec
 
     async def upload(self, archive: Archive) -> CodeView:
         """Upload packed code or data; again while the connection breaks, for `outage_s` seconds."""

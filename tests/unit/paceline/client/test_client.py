@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -227,6 +229,34 @@ async def test_nobody_there() -> None:
         for asking in (nobody.get("j"), nobody.wait("j"), anext(nobody.watch("j"))):
             with pytest.raises(UnavailableError, match=r"cannot reach http://127\.0\.0\.1:1"):
                 await asking
+
+
+@pytest.fixture
+def packed(tmp_path: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """A job with code and data to pack."""
+    for name in ("own.py", "rows.jsonl"):
+        (tmp_path / name).write_text("")
+    return job | {
+        "code": {"path": str(tmp_path / "own.py")},
+        "data": {"path": str(tmp_path / "rows.jsonl")},
+    }
+
+
+async def test_what_is_packed_is_closed(packed: dict[str, Any]) -> None:
+    """Also if it cannot be sent, or one of two cannot be packed."""
+    half = packed | {"data": {"path": "nowhere.jsonl"}}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", ResourceWarning)
+        async with AsyncClient("http://127.0.0.1:1", outage_s=0.0) as nobody:
+            with pytest.raises(UnavailableError):
+                await nobody.submit(packed)
+        with Client("http://127.0.0.1:1", outage_s=0.0) as nobody:
+            with pytest.raises(UnavailableError):
+                nobody.submit(packed)
+            with pytest.raises(ConfigError, match=r"nowhere\.jsonl"):
+                nobody.submit(half)
+        gc.collect()
+    assert [str(each.message) for each in warned] == []
 
 
 def use(client: Client, job: dict[str, Any]) -> list[JobEvent]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,8 @@ def test_a_recipe_of_ones_own_is_a_file_beside_the_job(tmp_path: Path) -> None:
     assert spec.recipe == ("tis",)
     assert (spec.experience.group_size, spec.experience.filters[0].kind) == (6, "mean_reward")
     assert spec.trainer.objective.surrogate.options == {"high": 0.3}
-    sent, _ = with_uploads(path)  # as the SDK sends it, whose gateway sees no files
+    # As the SDK sends it, whose gateway sees no files.
+    sent, _ = with_uploads(path, ExitStack())
     assert resolve_job(sent).trainer == resolve_job(spec.model_dump(mode="json")).trainer
     path.write_text(yaml.safe_dump(JOB | {"recipe": "other.yaml"}))
     with pytest.raises(ConfigError, match=r"recipe: .*other\.yaml: .*no such file"):
