@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from paceline.models.families import cache_argument
 from paceline_trainer.step.model import PolicyModel, decoder_layers
 
 Weights = tuple[Tensor, ...]
@@ -110,12 +111,13 @@ class LayerwisePolicy:
         past: Any = None
         # Families with other states than keys and values read everything again for each token.
         caches = not getattr(inner, "_is_stateful", False)
+        cache = cache_argument(inner)
         with self._given(weights, lambda value: value.to(dtype)):
             while ids.shape[1] < length:
                 fed = ids if past is None else ids[:, -1:]
-                held = {} if past is None else {"past_key_values": past}
+                held = {} if past is None else {cache: past}
                 out = inner(input_ids=fed.to(self._device), use_cache=caches, **held)
-                past = out.past_key_values if caches else None
+                past = getattr(out, cache) if caches else None
                 ids = torch.cat([ids, choose(out.logits[:, -1].float().cpu())[:, None]], 1)
         return ids
 

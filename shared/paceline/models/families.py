@@ -6,6 +6,7 @@ of these probes ask about the same families.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -82,3 +83,12 @@ def max_positions(text: Mapping[str, Any]) -> int | None:
                 or most
             )
     return most if type(most) is int else None
+
+
+def cache_argument(model: Any) -> str:
+    """The name by which a model of transformers takes its keys and values, and returns them.
+
+    Releases of transformers differ: a newer one warns of the older name, and is to drop it.
+    """
+    names = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in names else "past_key_values"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from paceline.models.families import cache_argument
 from paceline_rollout.engines.torch.attention import AttentionContext, attention
 from paceline_rollout.engines.torch.cache import Block, Layered, PrefixGroup, SlotCache
 from paceline_rollout.engines.torch.masks import Places, masks
@@ -25,6 +26,7 @@ class ForwardPasses:
     def __init__(self, model: Any, device: str) -> None:
         self._model = model
         self.device = torch.device(device)
+        self._cache = cache_argument(model)
         self._context = AttentionContext()
         for module in model.modules():
             module.paceline_context = self._context
@@ -79,8 +81,8 @@ class ForwardPasses:
             return module(
                 input_ids=tokens,
                 position_ids=places.queries.expand_as(tokens),
-                past_key_values=cache,
                 use_cache=True,
+                **{self._cache: cache},
             )
 
     def _columns(self, done: int, num: int) -> Places:
