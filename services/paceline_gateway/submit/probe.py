@@ -18,6 +18,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
+from weakref import WeakValueDictionary
 
 from paceline.errors import ConfigError, UnavailableError
 from paceline.fair_queue import FairThreads, QueueOwner
@@ -44,6 +45,8 @@ class ModelProbe:
         self._forks = shared or str(run_dir / "processes" / fork_server.NAME)
         self._threads = FairThreads(_MOST_AT_ONCE, "probe", most_of_tenant=_MOST_OF_TENANT)
         self._known: OrderedDict[tuple[str, str], str] = OrderedDict()  # why it is refused
+        # Jobs of a tenant that come together with the same model, such as a sweep, ask once.
+        self._turns = WeakValueDictionary[tuple[str, str, str], asyncio.Lock]()
 
     @property
     def is_possible(self) -> bool:
@@ -70,17 +73,18 @@ class ModelProbe:
 
     async def _problem(self, module: str, config: bytes, owner: QueueOwner) -> str:
         name = module, hashlib.sha256(config).hexdigest()
-        if name not in self._known:
-            said = await self._threads.run(owner, partial(self._ask, module, config))
-            try:
-                why = str(json.loads(said)[WRONG])
-            except (ValueError, KeyError, TypeError):
-                log.warning("a model could not be tried", module=module, said=said)
-                return ""
-            self._known[name] = why
-            if len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
-        return self._known[name]
+        async with self._turns.setdefault((owner.tenant, *name), asyncio.Lock()):
+            if name not in self._known:
+                said = await self._threads.run(owner, partial(self._ask, module, config))
+                try:
+                    why = str(json.loads(said)[WRONG])
+                except (ValueError, KeyError, TypeError):
+                    log.warning("a model could not be tried", module=module, said=said)
+                    return ""
+                self._known[name] = why
+                if len(self._known) > _MOST_KNOWN:
+                    self._known.popitem(last=False)
+            return self._known[name]
 
     def _ask(self, module: str, config: bytes) -> str:
         """The last line that the process has printed."""

@@ -68,6 +68,21 @@ async def test_trainer_and_engine_say_what_they_cannot_compute(
     until(lambda: not names_of(tmp_path), "that its processes are gone")
 
 
+async def test_jobs_of_the_same_model_ask_once_together(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    probe = ModelProbe(run_dir)
+    config = json.dumps(LLAMA | {"max_position_embeddings": 77}).encode()
+    checks = asyncio.gather(*(probe.check(config, "torch", "a") for _ in range(12)))
+    asked = set[str]()
+    while not checks.done():
+        asked |= {path.name for path in tmp_path.iterdir()}
+        await asyncio.sleep(0.01)
+    await checks
+    assert len(asked) == 2  # for the trainer, and for the engine
+
+
 async def test_without_a_fork_server_a_new_process_is_asked(tmp_path: Path) -> None:
     assert "`model_type`" in await refusal(ModelProbe(tmp_path), "simulated", {})
 
