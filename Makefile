@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # If set, each of many processes would recompile its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install install-dev locks docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-systems test-parts slowest-tests test-extended sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl coming-from bench-faults bench-ledger-histories clean
+.PHONY: help install install-dev locks docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-systems test-systems-logged test-parts slowest-tests test-extended sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl coming-from bench-faults bench-ledger-histories clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-17s %s\n", $$1, $$2}'
@@ -78,11 +78,14 @@ check: $(DEV) ## Format, lint, types, import rules, sizes, promises, generated f
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# Tests of whole systems run two at a time, which keeps two cores busy without exceeding time limits;
-# the others, which mostly wait, three at a time. If one half fails, the other still runs.
+# Both halves wait for much of their time, so they run in parallel. If one fails, the other still
+# runs. Tests of whole systems print when they have ended.
 SYSTEMS := tests/e2e tests/faults tests/integration/cluster/test_leftovers.py
 test: $(DEV) ## All tests except those with SGLang (unit tests only: make test ARGS=tests/unit)
-	$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),$(MAKE) --no-print-directory -k test-parts test-systems)
+	$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),$(MAKE) --no-print-directory -k -j2 test-parts test-systems-logged)
+test-systems-logged:
+	@mkdir -p build
+	@$(MAKE) --no-print-directory test-systems >build/test-systems.log 2>&1; code=$$?; cat build/test-systems.log; exit $$code
 test-systems:
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SYSTEMS)
 test-parts:

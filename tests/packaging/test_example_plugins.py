@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from paceline_harness.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "plugins"
 EXTRAS = "gateway,controller,environment,reward,experience,trainer,rollout"
@@ -25,7 +27,6 @@ NAMES = {
     *("copying", "stripped", "beginning", "solved", "in_order"),
     *("batch_mean", "reinforce", "metered", "csv", "rarity", "near"),
 }
-TIMEOUT_S = 280
 WHERE = """
 import importlib.util, paceline
 print(paceline.__file__, importlib.util.find_spec("paceline_harness"))
@@ -36,7 +37,7 @@ def said_by(*command: str | Path, cwd: Path = ROOT) -> str:
     """Run a program in isolation from this checkout's tests; returns its output."""
     environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline_harness.patience import PATIENCE_S
+
 SCRIPT = Path(__file__).resolve().parents[2] / "dev" / "install.py"
-INSTALL_S = 280.0
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def installed(folder: Path, wheels: Path, tools: Path, **variables: str) -> Dist
         **variables,
     }
     command = [sys.executable, SCRIPT, environment, "paceline-test-leaf"]
-    done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=INSTALL_S)
+    done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     (packages,) = environment.glob("lib/python*/site-packages")
     (found,) = distributions(name="paceline-test-leaf", path=[str(packages)])

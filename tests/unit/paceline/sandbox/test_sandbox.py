@@ -197,7 +197,7 @@ async def test_a_killed_warm_process_takes_its_programs_along_and_is_replaced(
     os.kill(first.pid, signal.SIGKILL)
     with pytest.raises(UnavailableError, match="its process has ended"):
         await asyncio.wait_for(running, PATIENCE_S)
-    _, alive = psutil.wait_procs(children, timeout=5.0)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=PATIENCE_S)
     assert not alive
     assert (await run(sandbox, "print(2)")).stdout == b"2\n"
 
