@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.models.families import UNSERVED, UNTRAINED, max_positions
+from paceline.models.families import UNSERVED, UNTRAINED, cache_argument, max_positions
 from paceline_harness.models.families import (
     NAMES,
     REFUSED_BY_ENGINE,
@@ -81,3 +81,16 @@ def test_positions_of_a_file_are_those_of_the_engine(family: str, tmp_path: Path
 )
 def test_positions_before_scaling_by_length(text: dict[str, Any], expected: int | None) -> None:
     assert max_positions(text) == expected
+
+
+class Older:
+    def forward(self, input_ids: Any, past_key_values: Any = None) -> None: ...
+
+
+class Newer:
+    def forward(self, input_ids: Any, cache: Any = None) -> None: ...
+
+
+def test_the_cache_has_the_name_that_the_release_of_transformers_gives_it() -> None:
+    assert cache_argument(Older()) == "past_key_values"
+    assert cache_argument(Newer()) == "cache"
