@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -177,8 +178,12 @@ def test_the_worker_of_two_whose_tokens_are_wrong_starts_again_and_the_job_goes_
     with platform.client() as client:
         job_id = client.submit(job | {"stop": {"steps": 100_000}}).status.job_id
         told = rf"rollout-{job_id}-1 (failed|is quarantined) .*: RefusedWeightsError: the trainer"
-        until(lambda: re.match(told, client.get(job_id).status.reason), "not named", JOB_S)
-        status = client.get(job_id).status
+        deadline, reasons = time.monotonic() + JOB_S, list[str]()
+        while not re.match(told, (status := client.get(job_id).status).reason):
+            reasons += [status.reason] if status.reason not in reasons else []
+            assert not status.state.terminal, (status.state, reasons)
+            assert time.monotonic() < deadline, (status.state, status.step, reasons)
+            time.sleep(0.05)
         until(lambda: client.get(job_id).status.step > status.step + 3, "stopped", JOB_S)
         rows = client.history(job_id).rows
         client.cancel(job_id)
