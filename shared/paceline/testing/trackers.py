@@ -74,4 +74,5 @@ def fulfils_the_contract(
     third.finish("succeeded", {"state": "succeeded", "steps": ROWS, "eval_reward_end": None})
     assert isinstance(third.url, str)
     assert list(read(run)) == list(range(ROWS)), "every row must appear once, in order"
+    third.close()
     return run
