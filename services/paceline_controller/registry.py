@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline import wire
 from paceline.api.tenants import Tenant, tenant_from
-from paceline.config import JobSpec
+from paceline.config import JobSpec, job_of
 from paceline.enums import JobState
 from paceline.errors import InvalidError, NotFoundError
 from paceline.server.job_records import fetch_job
@@ -99,8 +99,8 @@ class GrpcJobRegistry:
         except NotFoundError:
             return None
         try:
-            self._specs[job_id] = job.spec()
-        except (ValueError, InvalidError):
+            self._specs[job_id] = job_of(job)
+        except InvalidError:
             return None
         return self._specs[job_id]
 

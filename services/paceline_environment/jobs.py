@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizers, Tokenizers
-from paceline.config import JobSpec
+from paceline.config import JobSpec, job_of
 from paceline.config.job import RewardSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.named import own_transform, problems
@@ -286,7 +286,7 @@ class Jobs:
 
     async def _read(self, job_id: str) -> JobContext:
         job = await fetch_job(self._jobs, job_id, timeout_s=20.0)
-        spec = job.spec()
+        spec = job_of(job)
         tokenizer = outside = None
         if spec.model.endpoint is None:
             files = partial(self._files, job.artifacts)

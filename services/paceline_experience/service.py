@@ -12,7 +12,7 @@ from paceline.code.folders import CodeFolders
 from paceline.code.function_process import MODULE as FUNCTIONS
 from paceline.code.packages import Packages
 from paceline.code.sealed import sandbox_for
-from paceline.code.world_process import MODULE
+from paceline.code.world_process import MODULE as WORLDS
 from paceline.config import ServiceSettings
 from paceline.config.load import validate
 from paceline.config.service import ExperienceOptions
@@ -51,11 +51,18 @@ from paceline_experience.jobs.history import History
 from paceline_experience.jobs.hooks import JobHooks
 from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
-from paceline_experience.jobs.ledgers import Ledgers, OpenLedger, sweep
+from paceline_experience.jobs.ledgers import RETRY_S, Ledgers, OpenLedger, sweep
 from paceline_experience.jobs.metrics import JobMetricsCollector
+from paceline_experience.jobs.opening.job_code import JobCode
+from paceline_experience.jobs.opening.opener import LedgerOpener
 from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.jobs.own_tasks import OwnTasks
+from paceline_experience.jobs.pausing import Pausing
 from paceline_experience.jobs.service import JobService
+from paceline_experience.jobs.submit.checks import SubmissionChecks
+from paceline_experience.jobs.submit.in_flight import InFlight
+from paceline_experience.jobs.submit.pipeline import JobSubmitter
+from paceline_experience.jobs.submit.uploads import Uploads
 from paceline_experience.jobs.training import Training
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.liveness import StoreLiveness
@@ -81,31 +88,43 @@ log = Log("experience")
 class ExperienceService(Service):
     """Owns the connection to the store and one ledger for each live job."""
 
-    def __init__(self, chassis: Chassis, *, store: Store, options: ExperienceOptions) -> None:
+    def __init__(
+        self,
+        chassis: Chassis,
+        *,
+        store: Store,
+        options: ExperienceOptions,
+        dry_run: DryRun,
+        sweep: Callable[[OpenLedger], Awaitable[None]] = sweep,
+        retry_s: float = RETRY_S,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        """`dry_run` is closed with the service. `sweep` is called with each ledger every `sweep_s`.
+
+        `retry_s`: until a job that could not be opened is tried again; `settle_s`: how long what
+        is written for a job may be on its way when it is deleted.
+        """
         settings = self._settings = chassis.settings
         self._metrics = chassis.metrics
         self._address = chassis.address
         self._usage = chassis.usage
         self._options = options
         self._store = store
+        self._sweep_ledger = sweep
         self._jobs = JobStore(store, limits=settings.limits, allowed=settings.plugins.targets)
         self._audit = AuditLog(
             store,
-            path=self._settings.run_dir / "audit" / f"{self._settings.worker_id}.jsonl",
+            path=settings.run_dir / "audit" / f"{settings.worker_id}.jsonl",
             max_entries=options.max_audit_entries,
         )
         self._artifacts = ArtifactStore(store)
-        self._history = History(store, self._settings.run_dir)
-        self._quotas = Quotas(self._settings.limits)
+        self._history = History(store, settings.run_dir)
+        self._quotas = Quotas(settings.limits)
+        self._uploads = Uploads(artifacts=self._artifacts, quotas=self._quotas)
         self._roster = Roster(lease_s=options.member_lease_s)
-        self._dry_run = self._make_dry_run()
-        self._code = CodeFolders(
-            self._artifacts.copy, packages=Packages(self._settings.packages, metrics=self._metrics)
-        )
-        self._own_tasks = self._make_own_tasks()
-        self._own_functions = self._make_own_functions()
-        self._data = DataOfJobs(folders=self._code, jobs=self._jobs, options=options)
-        self._ledgers = self._make_ledgers(chassis)
+        self._dry_run = dry_run
+        self._code = self._make_code()
+        self._ledgers = self._make_ledgers(chassis, retry_s)
         self._collector = JobMetricsCollector(
             self._metrics,
             usage=chassis.usage,
@@ -128,66 +147,12 @@ class ExperienceService(Service):
             quotas=self._quotas,
         )
         self._tracker = RoutePlanner(self._roster)
-        self._files = JobFiles(self._settings.run_dir, storage=self._settings.storage)
+        self._files = JobFiles(settings.run_dir, storage=settings.storage)
+        self._pausing = Pausing(jobs=self._jobs, ledgers=self._ledgers, history=self._history)
+        self._in_flight = InFlight()
         self._job_service = self._make_job_service()
-        self._deletion = self._make_deletion()
-        self._training = self._make_training()
-        self._add_servicers(chassis)
-
-    def _make_dry_run(self) -> DryRun:
-        options = self._options
-        return DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
-
-    def _make_ledgers(self, chassis: Chassis) -> Ledgers:
-        return Ledgers(
-            store=self._store,
-            jobs=self._jobs,
-            history=self._history,
-            hooks=self._hooks,
-            opened=self._opened,
-            options=self._options,
-            owner=self._settings.worker_id,
-            quotas=self._quotas,
-            watermarks=self._watermarks,
-            tracer=chassis.tracer,
-            meter=lambda job_id: self._collector.meter(job_id),
-            dry_run=self._dry_run,
-            own_tasks=self._own_tasks,
-            own_functions=self._own_functions,
-            data=self._data,
-        )
-
-    def _make_job_service(self) -> JobService:
-        return JobService(
-            jobs=self._jobs,
-            artifacts=self._artifacts,
-            history=self._history,
-            ledgers=self._ledgers,
-            tracker=self._tracker,
-            quotas=self._quotas,
-            dry_run=self._dry_run,
-            own_tasks=self._own_tasks,
-            own_functions=self._own_functions,
-            data=self._data,
-            forking=Forking(
-                store=self._store,
-                jobs=self._jobs,
-                files=self._files,
-                compress_over_bytes=self._options.compress_over_bytes,
-            ),
-        )
-
-    def _make_training(self) -> Training:
-        return Training(
-            jobs=self._jobs,
-            ledgers=self._ledgers,
-            tracker=self._tracker,
-            export=self._job_service.export,
-        )
-
-    def _make_deletion(self, settle_s: float = SETTLE_S) -> Deletion:
-        return Deletion(
-            store=self._store,
+        self._deletion = Deletion(
+            store=store,
             jobs=self._jobs,
             ledgers=self._ledgers,
             artifacts=self._artifacts,
@@ -196,26 +161,94 @@ class ExperienceService(Service):
             files=self._files,
             settle_s=settle_s,
         )
+        self._training = Training(
+            jobs=self._jobs,
+            ledgers=self._ledgers,
+            tracker=self._tracker,
+            export=self._job_service.export,
+        )
+        self._add_servicers(chassis)
 
-    def _make_own_tasks(self) -> OwnTasks:
-        return OwnTasks(
-            sandbox=sandbox_for(MODULE, lowest=self._options.sandbox_level),
-            folders=self._code,
-            store=self._artifacts,
-            timeout_s=self._options.plugins_s,
-            memory_bytes=self._options.code_memory_bytes,
+    def _make_code(self) -> JobCode:
+        options = self._options
+        packages = Packages(self._settings.packages, metrics=self._metrics)
+        folders = CodeFolders(self._artifacts.copy, packages=packages)
+        return JobCode(
+            dry_run=self._dry_run,
+            own_tasks=OwnTasks(
+                sandbox=sandbox_for(WORLDS, lowest=options.sandbox_level),
+                folders=folders,
+                store=self._artifacts,
+                timeout_s=options.plugins_s,
+                memory_bytes=options.code_memory_bytes,
+            ),
+            own_functions=OwnFunctions(
+                sandbox=sandbox_for(FUNCTIONS, lowest=options.sandbox_level),
+                folder_of=folders.folder,
+                store=self._artifacts,
+                memory_bytes=options.code_memory_bytes,
+                max_processes=options.max_code_processes,
+                call_s=options.code_call_s,
+                check_s=options.plugins_s,
+                metrics=self._metrics,
+            ),
+            data=DataOfJobs(folders=folders, jobs=self._jobs, options=options),
         )
 
-    def _make_own_functions(self) -> OwnFunctions:
-        return OwnFunctions(
-            sandbox=sandbox_for(FUNCTIONS, lowest=self._options.sandbox_level),
-            folder_of=self._code.folder,
-            store=self._artifacts,
-            memory_bytes=self._options.code_memory_bytes,
-            max_processes=self._options.max_code_processes,
-            call_s=self._options.code_call_s,
-            check_s=self._options.plugins_s,
-            metrics=self._metrics,
+    def _make_ledgers(self, chassis: Chassis, retry_s: float) -> Ledgers:
+        return Ledgers(
+            store=self._store,
+            jobs=self._jobs,
+            history=self._history,
+            opener=LedgerOpener(
+                store=self._store,
+                options=self._options,
+                quotas=self._quotas,
+                hooks=self._hooks,
+                tracer=chassis.tracer,
+                meter=lambda job_id: self._collector.meter(job_id),
+            ),
+            code=self._code,
+            opened=self._opened,
+            watermarks=self._watermarks,
+            options=self._options,
+            owner=self._settings.worker_id,
+            retry_s=retry_s,
+        )
+
+    def _make_job_service(self) -> JobService:
+        checks = SubmissionChecks(
+            names_of=self._uploads.names_of,
+            dry_run=self._dry_run,
+            own_tasks=self._code.own_tasks,
+            own_functions=self._code.own_functions,
+            data=self._code.data,
+        )
+        forking = Forking(
+            store=self._store,
+            jobs=self._jobs,
+            files=self._files,
+            compress_over_bytes=self._options.compress_over_bytes,
+        )
+        submitter = JobSubmitter(
+            jobs=self._jobs,
+            artifacts=self._artifacts,
+            history=self._history,
+            ledgers=self._ledgers,
+            quotas=self._quotas,
+            forking=forking,
+            checks=checks,
+            in_flight=self._in_flight,
+        )
+        return JobService(
+            submitter=submitter,
+            pausing=self._pausing,
+            jobs=self._jobs,
+            artifacts=self._artifacts,
+            history=self._history,
+            ledgers=self._ledgers,
+            tracker=self._tracker,
+            quotas=self._quotas,
         )
 
     def _live_code(self) -> dict[QueueOwner, str]:
@@ -250,9 +283,9 @@ class ExperienceService(Service):
             tasks.create_task(self._sweep(tasks), name="sweep")
             for each in self._repeated():
                 tasks.create_task(self._repeat(*each))
-            tasks.create_task(self._own_tasks.follow(self._live_code), name="packages")
+            tasks.create_task(self._code.own_tasks.follow(self._live_code), name="packages")
             tasks.create_task(self._follow_roster(), name="roster")
-            tasks.create_task(self._own_functions.sweep(), name="own functions")
+            tasks.create_task(self._code.own_functions.sweep(), name="own functions")
             tasks.create_task(self._collector.run_waits(), name="waits")
             tasks.create_task(self._collector.run_collect(), name="collect")
             tasks.create_task(self._collector.run_verify(), name="verify")
@@ -263,7 +296,7 @@ class ExperienceService(Service):
         repair_s = _RECORDS_SWEEPS * sweep_s
         return [
             (self._ledgers.open_missing, "cannot open jobs", sweep_s),
-            (self._job_service.pausing.repair, "cannot follow the records of jobs", repair_s),
+            (self._pausing.repair, "cannot follow the records of jobs", repair_s),
             (self._deletion.sweep, "cannot look for jobs to delete", 2 * repair_s),
             (self._webhooks.sweep, "cannot look for webhooks", _WEBHOOKS_INTERVAL_S),
         ]
@@ -316,7 +349,7 @@ class ExperienceService(Service):
             await asyncio.sleep(self._options.sweep_s)
 
     async def _sweep_job(self, job_id: str, entry: OpenLedger) -> None:
-        await sweep(entry)
+        await self._sweep_ledger(entry)
         await self._training.judge(job_id, entry.ledger)
         self._tracker.hold(job_id, await entry.ledger.held_version())  # an eval may be over
 
@@ -330,17 +363,22 @@ class ExperienceService(Service):
 
     async def close(self) -> None:
         """Close ledgers and store."""
-        await self._job_service.submissions.close()
+        await self._in_flight.close()
         await self._webhooks.close()
         await self._deletion.close()
         await self._training.close()
         await self._ledgers.close()
         await self._dry_run.close()
-        await self._own_functions.close()
-        await self._own_tasks.close()
-        await self._data.close()
-        self._audit.close()
+        await self.release()
         await self._store.close()
+
+    async def release(self) -> None:
+        """Free what the system frees of a process that is killed: files, threads and children."""
+        self._audit.close()
+        await self._deletion.close()
+        await self._code.own_functions.close()
+        await self._code.own_tasks.close()
+        await self._code.data.close()
 
     async def _refresh_tenants(self) -> None:
         try:
@@ -358,9 +396,13 @@ class ExperienceService(Service):
             pid=os.getpid(),
         )
 
-    def _hooks(self, job: Job) -> JobHooks:
+    def _hooks(self, job: Job, main_eval: str | None) -> JobHooks:
         return JobHooks(
-            job=job, jobs=self._jobs, history=self._history, conclude=self._job_service.conclude
+            job=job,
+            main_eval=main_eval,
+            jobs=self._jobs,
+            history=self._history,
+            conclude=self._job_service.conclude,
         )
 
     async def _opened(self, job: Job, ledger: JobLedger) -> None:
@@ -373,6 +415,8 @@ class ExperienceService(Service):
         self._webhooks = Webhooks(store=self._store, settings=settings)
         jobs = JobsServicer(
             job_service=self._job_service,
+            pausing=self._pausing,
+            uploads=self._uploads,
             jobs=self._jobs,
             ledgers=self._ledgers,
             tracker=self._tracker,
@@ -446,4 +490,5 @@ async def build(chassis: Chassis) -> ExperienceService:
         raise ConfigError("store_url: is empty; the experience service needs a redis:// URL")
     options = validate(ExperienceOptions, settings.options)
     store = await Store.connect(settings.store_url, wait_s=options.store_wait_s)
-    return ExperienceService(chassis, store=store, options=options)
+    dry_run = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
+    return ExperienceService(chassis, store=store, options=options, dry_run=dry_run)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.config import JobSpec
+from paceline.config import JobSpec, job_of
 from paceline.digest import digest_of
 from paceline.errors import ConfigError, IntegrityError
 from paceline.plugins import Engine, EngineFactory, registry
@@ -28,7 +28,7 @@ START_TIMEOUT_S = 60.0
 async def read_job(jobs: JobsAsyncStub, job_id: str) -> tuple[JobSpec, dict[str, str]]:
     """The spec, and the digests of the model files by name; waits for the experience service."""
     job = await fetch_job(jobs, job_id, timeout_s=START_TIMEOUT_S)
-    return job.spec(), job.artifacts
+    return job_of(job), job.artifacts
 
 
 async def fetch_files(

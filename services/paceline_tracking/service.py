@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.code.tokenizers.jobs import tokenizers_of
-from paceline.config import parse_job
+from paceline.config import job_of
 from paceline.config.load import validate
 from paceline.config.service import TrackingOptions
 from paceline.config.tracking import TrackingSpec
@@ -110,8 +110,8 @@ class TrackerSyncs:
 
     async def _follow(self, job: Job) -> None:
         try:
-            spec = parse_job(json.loads(job.spec))
-        except (ConfigError, ValueError) as error:  # of another release
+            spec = job_of(job)
+        except ConfigError as error:  # of another release
             log.warning("job not tracked", job=job.status.job_id, error=error)
             return
         for tracker in spec.tracking:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from paceline.config import JobSpec, parse_job
+from paceline.config import JobSpec, job_of
 from paceline.config.lifecycle.forks import ForkSpec
 from paceline.config.service import TrainerOptions
 from paceline.enums import Phase, WorkerKind
@@ -161,7 +160,7 @@ class TrainerService(Service):
     async def _train(self) -> None:
         try:
             job = await self._ledger.job()
-            spec = parse_job(json.loads(job.spec))
+            spec = job_of(job)
             # Those of a job that was accepted before they had to be listed.
             unlisted = AllowedTargets.of(job.status.unlisted)
             if unlisted.targets:

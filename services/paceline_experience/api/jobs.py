@@ -22,9 +22,10 @@ from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.history import JobMetricRow
 from paceline_experience.jobs.jobs import JobStore, unknown_job
 from paceline_experience.jobs.ledgers import Ledgers
+from paceline_experience.jobs.pausing import Pausing
 from paceline_experience.jobs.record import read_spec
 from paceline_experience.jobs.service import JobService
-from paceline_experience.jobs.uploads import CodePiece
+from paceline_experience.jobs.submit.uploads import CodePiece, Uploads
 from paceline_experience.ledger.stored.listing import EpisodeQuery
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.tenancy.audit_log import AuditLog
@@ -39,6 +40,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         self,
         *,
         job_service: JobService,
+        pausing: Pausing,
+        uploads: Uploads,
         jobs: JobStore,
         ledgers: Ledgers,
         tracker: RoutePlanner,
@@ -51,6 +54,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         self._webhooks = webhooks
         self._deletion = deletion
         self._job_service = job_service
+        self._pausing = pausing
+        self._uploads = uploads
         self._jobs = jobs
         self._ledgers = ledgers
         self._tracker = tracker
@@ -90,7 +95,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 async for each in timely(request_iterator)
             )
             pairs = {str(key): value for key, value in context.invocation_metadata() or ()}
-            code = await self._job_service.uploads.receive(
+            code = await self._uploads.receive(
                 who.tenant,
                 pieces,
                 num_bytes=int(pairs.get(CODE_BYTES_KEY, 0)),
@@ -131,15 +136,13 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def PauseJob(self, request: pb.PauseJobRequest, context: Any) -> types_pb2.Job:
         """Start to pause a job."""
         async with self._change("job.pause", request.job_id, context):
-            pausing = self._job_service.pausing
-            job = await pausing.pause(request.job_id, reason=request.reason)
+            job = await self._pausing.pause(request.job_id, reason=request.reason)
         return wire.to_proto(job, types_pb2.Job)
 
     async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> types_pb2.Job:
         """Queue a paused job again."""
         async with self._change("job.resume", request.job_id, context):
-            pausing = self._job_service.pausing
-            job = await pausing.resume(request.job_id, reason=request.reason)
+            job = await self._pausing.resume(request.job_id, reason=request.reason)
         return wire.to_proto(job, types_pb2.Job)
 
     async def DeleteJob(self, request: pb.DeleteJobRequest, context: Any) -> pb.DeleteJobReply:

@@ -56,7 +56,7 @@ class LeaseDelta:
     abort: Sequence[JobKey] = ()
 
 
-def job_of(group_id: str) -> str:
+def job_id_of(group_id: str) -> str:
     """The job of a group: its name up to the first dot, which no job id contains."""
     return group_id.partition(".")[0]
 
@@ -365,7 +365,7 @@ class _Session:
     async def _renew(self, report: WorkerReport) -> None:
         progress: defaultdict[str, list[EpisodeProgress]] = defaultdict(list)
         for item in report.progress:
-            progress[job_of(item.group_id)].append(item)
+            progress[job_id_of(item.group_id)].append(item)
         keys = _by_job(report.renew)
         for job_id in {*progress, *keys}:
             with self.ledgers.isolate("cannot renew", job_id):

@@ -10,15 +10,14 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from paceline.beneath import mark_private
 from paceline.code.folders import CodeFolders
-from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
 from paceline.data import JobData, MissingDataError, UnreadError
 from paceline.digest import digest_of
@@ -27,8 +26,9 @@ from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.files import lock_for_life
 from paceline.telemetry.logs import Log
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.jobs import JobStore
-from paceline_experience.ledger.sources import options_field
+from paceline_experience.ledger.generation.plan import WantedTasks
 
 _AT_A_TIME, _OF_TENANT = 2, 1  # jobs whose rows are read
 _WAIT_S = 20.0  # for rows that are being read; clients wait for 30 s
@@ -49,6 +49,14 @@ class _Failure:
     files: list[str]
     error: PacelineError
     until: float  # by the clock of `time.monotonic`
+
+
+class ReadsData(Protocol):
+    """Reads the rows of a job."""
+
+    async def of(self, job: JobParts) -> JobData:
+        """What a job may read, as `DataOfJobs.of`."""
+        ...
 
 
 class DataOfJobs:
@@ -72,7 +80,7 @@ class DataOfJobs:
         self._stopped = threading.Event()
         self._cache, self._lock = cache_folder()
 
-    async def of(self, spec: JobSpec, *, wait_s: float = _WAIT_S) -> JobData:
+    async def of(self, job: JobParts, *, wait_s: float = _WAIT_S) -> JobData:
         """What a job may read; its upload is unpacked.
 
         Rows of `dataset` have been read then, so that the time it takes does not count to that of
@@ -85,8 +93,8 @@ class DataOfJobs:
                 are still being read after `wait_s`.
         """
         uploaded = ""
-        if spec.data is not None and spec.data.digest:
-            uploaded = str(await self._folders.files(spec.data.digest))
+        if job.data:
+            uploaded = str(await self._folders.files(job.data))
         data = JobData(
             uploaded=uploaded,
             allowed=self._options.data_folders,
@@ -96,8 +104,8 @@ class DataOfJobs:
             memory_bytes=self._options.data_memory_bytes,
             stopped=self._stopped,
         )
-        if wanted := _wanted(spec):
-            await self._read(spec.tenant, wanted, data, wait_s)
+        if wanted := _wanted(job.tasks):
+            await self._read(job.tenant, wanted, data, wait_s)
         return data
 
     async def _read(
@@ -146,12 +154,12 @@ class DataOfJobs:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.info("rows are not read", error=error)  # for a caller who may have given up
 
-    async def again(self, spec: JobSpec) -> JobData:
+    async def again(self, job: JobParts) -> JobData:
         """As `of`, for a job that has been accepted: its files may be on a volume that comes back.
 
         Raises as `of`.
         """
-        return await self.of(spec, wait_s=self._wait_again_s)
+        return await self.of(job, wait_s=self._wait_again_s)
 
     async def check_unchanged(self, job_id: str, digests: Mapping[str, str]) -> None:
         """Note what a job was submitted with, or compare with it.
@@ -200,18 +208,13 @@ def cache_folder() -> tuple[Path, IO[str]]:
     return made, lock_for_life(made / _LOCK, what="the indexes of data")
 
 
-def _wanted(spec: JobSpec) -> list[tuple[str, DatasetOptions]]:
+def _wanted(tasks: Sequence[WantedTasks]) -> list[tuple[str, DatasetOptions]]:
     """Options of `dataset` in a job, by field; what they refuse, the check of plug-ins says."""
-    tasks = spec.tasks
-    source = tasks.source
-    if (source.kind if source is not None else tasks.environment) != _DATASET:
-        return []
-    options = tasks.options if source is None else source.options
-    found = [(options_field(spec), DatasetOptions.model_validate(options))]
-    for name, each in spec.eval_sets.items():
-        changed = {**options, **(each.options if source is None else each.source)}
-        found.append((options_field(spec, name), DatasetOptions.model_validate(changed)))
-    return found
+    return [
+        (each.options_field, DatasetOptions.model_validate(each.options))
+        for each in tasks
+        if each.environment == _DATASET
+    ]
 
 
 def _of_rows(

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.config import JobSpec
 from paceline.data import JobData
@@ -28,6 +28,14 @@ class _EndedError(UntriedError):
     """A child ended without an answer."""
 
 
+class TriesPlugins(Protocol):
+    """Builds and calls the installed plug-ins that the ledger of a job will call."""
+
+    async def check(self, spec: JobSpec, data: JobData) -> None:
+        """Raises as `DryRun.check`."""
+        ...
+
+
 class DryRun:
     """Child processes that fork others, which build what a job names."""
 
@@ -40,33 +48,34 @@ class DryRun:
         self._slots = asyncio.Semaphore(NUM_CHILDREN)
         self._idle: list[_Child] = []
 
-    async def check(self, spec: JobSpec, data: JobData | None = None) -> None:
+    async def check(self, spec: JobSpec, data: JobData) -> None:
         """Build and call, in a child, all plug-ins that the ledger of a job will call.
 
-        `data`: what its tasks may read; None: nothing.
+        `data`: what its tasks may read.
 
         Raises:
             InvalidError: one refuses its options or returns something of a wrong type.
             UnavailableError: what its tasks read is away.
             UntriedError: it took longer than `timeout_s`, or the process ended.
         """
+        request = request_of(spec, data)
         async with self._slots:
             idle = self._idle.pop() if self._idle else None
             try:
-                answer = await self._ask(idle or await self._start(), spec, data)
+                answer = await self._ask(idle or await self._start(), request)
             except _EndedError:
                 if idle is None:
                     raise
-                answer = await self._ask(await self._start(), spec, data)
+                answer = await self._ask(await self._start(), request)
         if isinstance(answer, int):
             raise UntriedError(f"experience, tasks: the plug-ins ended their process with {answer}")
         raise_answer(answer)
 
-    async def _ask(self, child: _Child, spec: JobSpec, data: JobData | None) -> list[str] | int:
+    async def _ask(self, child: _Child, request: str) -> list[str] | int:
         """What is wrong, as `answer_of`, empty: nothing; or the exit code of the fork."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await child.ask(request_of(spec, data))
+                answer = await child.ask(request)
         except TimeoutError:
             await child.kill()
             text = f"were not built within {self._timeout_s:g} s"
@@ -97,11 +106,9 @@ class DryRun:
         await asyncio.gather(*(child.kill() for child in idle))
 
 
-def request_of(spec: JobSpec, data: JobData | None) -> str:
+def request_of(spec: JobSpec, data: JobData) -> str:
     """What a child is asked, a line of JSON."""
-    return json.dumps(
-        {"job": spec.model_dump(mode="json"), "data": data.as_json() if data else None}
-    )
+    return json.dumps({"job": spec.model_dump(mode="json"), "data": data.as_json()})
 
 
 class _Child:

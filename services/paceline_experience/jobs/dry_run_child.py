@@ -63,8 +63,8 @@ def attempt(line: str) -> list[str]:
     """What is wrong with the plug-ins of a job, as `answer_of`; empty: nothing."""
     try:
         request = json.loads(line)
-        data = JobData.from_json(request["data"]) if request["data"] is not None else None
-        try_plugins(JobSpec.model_validate(request["job"]), data)
+        job = JobSpec.model_validate(request["job"])
+        try_plugins(job, JobData.from_json(request["data"]))
     except (InvalidError, UnavailableError) as error:
         return answer_of(error)
     return []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from paceline.config import JobSpec
 from paceline.enums import JobState
 from paceline.types import CheckpointStatus, Job
 from paceline_experience.jobs.history import History, JobMetricRow
@@ -18,12 +17,21 @@ Conclude = Callable[[str, JobState, str], Awaitable[None]]
 class JobHooks:
     """Keeps metric rows, moves the job to `running`, and concludes it."""
 
-    def __init__(self, *, job: Job, jobs: JobStore, history: History, conclude: Conclude) -> None:
+    def __init__(
+        self,
+        *,
+        job: Job,
+        main_eval: str | None,
+        jobs: JobStore,
+        history: History,
+        conclude: Conclude,
+    ) -> None:
+        """`main_eval`: the name of the evaluation that the job's status shows; None: of none."""
         self._job = job
         self._jobs = jobs
         self._history = history
         self._conclude = conclude
-        self._main = JobSpec.model_validate_json(job.spec).main_eval
+        self._main = main_eval
         self._measured: JobMetricRow | None = None  # not in the job's status yet
 
     async def recorded(self) -> None:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from paceline.config import JobSpec
 from paceline.config.limits import LimitSettings
-from paceline.enums import JOB_TRANSITIONS, JobState, TrackerState
+from paceline.enums import JOB_TRANSITIONS, JobState
 from paceline.errors import (
     ConflictError,
     InvalidError,
@@ -21,9 +20,17 @@ from paceline.errors import (
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 from paceline.text import clipped
 from paceline.types import Job, TrackerStatus
-from paceline_experience.jobs import record
-from paceline_experience.jobs.record import TRACKING, decoded, readable_job, size_of
-from paceline_experience.jobs.registration import Registration, Value, quota_error
+from paceline_experience.jobs.job_parts import JobParts
+from paceline_experience.jobs.record import (
+    TRACKING,
+    Value,
+    decoded,
+    new_fields,
+    readable_job,
+    size_of,
+    with_unlisted,
+)
+from paceline_experience.jobs.registration import JobRequest, Registration, quota_error
 from paceline_experience.jobs.registry import INDEX, LIVE, TENANTS, Registry
 from paceline_experience.store.keys import JobKeys, job_key
 from paceline_experience.store.store import Store
@@ -72,7 +79,7 @@ class JobStore:
 
     async def create(
         self,
-        spec: JobSpec,
+        job: JobParts,
         *,
         artifacts: Mapping[str, str],
         request_id: str = "",
@@ -90,35 +97,19 @@ class JobStore:
             UnavailableError: what an earlier attempt has left is still being deleted.
             UnlistedError: it names a function of an installed module that is not allowed.
         """
-        fields = {**(prepared or {}), **record.checked_targets(spec, self._allowed)}
-        job_id = await self.registration.register(spec, request_id, max_live)
+        fields = new_fields(job, self._allowed)
+        request = JobRequest(job.name, job.tenant, request_id, max_live)
+        job_id = await self.registration.register(request)
         async with self.registration.writing(job_id):
-            return await self._create(job_id, spec, artifacts, request_id, fields)
+            fields["artifacts"] = json.dumps(dict(artifacts))
+            fields["created"] = repr(await self._store.now())
+            return await self._write(job_id, request, job.text, {**fields, **(prepared or {})})
 
-    async def _create(
-        self,
-        job_id: str,
-        spec: JobSpec,
-        artifacts: Mapping[str, str],
-        request_id: str,
-        prepared: Mapping[str, Value],
+    async def _write(
+        self, job_id: str, request: JobRequest, text: str, fields: Mapping[str, Value]
     ) -> Job:
-        text = spec.model_dump_json()
-        fields: dict[str, Value] = {
-            "name": spec.name,
-            "tenant": spec.tenant,
-            "artifacts": json.dumps(dict(artifacts)),
-            "state": JobState.QUEUED,
-            "code": spec.code.digest if spec.code is not None else "",
-            "data": spec.data.digest if spec.data is not None else "",
-            "created": repr(await self._store.now()),
-        }
-        for tracker in spec.tracking:
-            waits = TrackerStatus(tracker.label, tracker.kind, TrackerState.WAITING)
-            fields[TRACKING + tracker.label] = json.dumps(asdict(waits))
-        fields |= prepared
         flat = [part for item in fields.items() for part in item]
-        keys = [self._key(spec.tenant, job_id), self._key(spec.tenant, job_id, "spec")]
+        keys = [self._key(request.tenant, job_id), self._key(request.tenant, job_id, "spec")]
         # After a crash between registration and this, the caller's retry completes the job.
         written = await self._store.run("job_write", keys, text, *flat)
         if written:
@@ -126,7 +117,7 @@ class JobStore:
         job = await self.get(job_id)
         if job.spec != text:
             raise ConflictError(
-                f"request_id {request_id!r} has made job {job_id!r} from another spec; "
+                f"request_id {request.request_id!r} has made job {job_id!r} from another spec; "
                 "use a new request_id"
             )
         return job
@@ -135,7 +126,7 @@ class JobStore:
         """The job that a request has created before; raises `DeletedError` if it was deleted."""
         if not request_id:
             return None
-        found = await self.registry.job_of(tenant, request_id)
+        found = await self.registry.submitted_by(tenant, request_id)
         try:
             return await self.get(found) if found else None
         except NotFoundError:
@@ -159,7 +150,7 @@ class JobStore:
             if spec is None and not await self._store.command("EXISTS", key):
                 raise unknown_job(job_id)  # deleted meanwhile
         job = replace(job, spec=(spec or b"").decode("utf-8", "replace"))
-        return record.with_unlisted(job, fields, self._allowed)
+        return with_unlisted(job, fields, self._allowed)
 
     async def tenant_of(self, job_id: str) -> str:
         """The tenant of a job.

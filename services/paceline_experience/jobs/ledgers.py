@@ -7,11 +7,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from weakref import WeakValueDictionary
 
-from paceline.config import JobSpec
-from paceline.config.limits import LimitSettings
+from paceline.config import JobSpec, job_of
 from paceline.config.service import ExperienceOptions
 from paceline.data import MissingDataError, UnreadError
 from paceline.enums import JobState
@@ -24,28 +22,19 @@ from paceline.errors import (
     UnavailableError,
 )
 from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import OFF, Tracer
 from paceline.types import Job
-from paceline_experience.jobs.data import DataOfJobs
-from paceline_experience.jobs.dry_run import DryRun, UntriedError
+from paceline_experience.jobs.dry_run import UntriedError
 from paceline_experience.jobs.history import History
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.jobs import JobStore
-from paceline_experience.jobs.own_functions import OwnFunctions
-from paceline_experience.jobs.own_tasks import OwnTasks, sources_of
-from paceline_experience.jobs.record import parse_spec
-from paceline_experience.ledger.context import Hooks
+from paceline_experience.jobs.opening.job_code import JobCode
+from paceline_experience.jobs.opening.opener import LedgerOpener
 from paceline_experience.ledger.ledger import JobLedger
-from paceline_experience.ledger.meter import JobMeter
-from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
+from paceline_experience.ledger.own.parts import NO_PARTS
 from paceline_experience.ledger.sources import NoTasks, Sources
-from paceline_experience.store.clock import Clock
-from paceline_experience.store.keys import JobKeys
-from paceline_experience.store.payloads import RedisPayloads
 from paceline_experience.store.signal import Signal
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
-from paceline_experience.tenancy.quotas import JobLimits, Quotas
 
 log = Log("ledgers")
 _MAX_PAST = 8
@@ -94,38 +83,27 @@ class Ledgers:
         store: Store,
         jobs: JobStore,
         history: History,
-        hooks: Callable[[Job], Hooks],
+        opener: LedgerOpener,
+        code: JobCode,
         opened: Callable[[Job, JobLedger], Awaitable[None]],
+        watermarks: Callable[[str], Watermarks],
         options: ExperienceOptions,
         owner: str,
-        quotas: Quotas | None = None,
-        watermarks: Callable[[str], Watermarks] = lambda _: Watermarks(),
-        tracer: Tracer = OFF,
-        meter: Callable[[str], JobMeter] | None = None,
-        dry_run: DryRun | None = None,
-        own_tasks: OwnTasks | None = None,
-        own_functions: OwnFunctions | None = None,
-        data: DataOfJobs | None = None,
-        retry_s: float | None = None,
-        clock: Clock | None = None,
+        retry_s: float = RETRY_S,
     ) -> None:
-        self._retry_s = RETRY_S if retry_s is None else retry_s
-        self._own_functions, self._own_tasks = own_functions, own_tasks
-        self._data, self._dry_run = data, dry_run
-        self._meter = meter or partial(JobMeter, Metrics())
+        """`opened` is called with each ledger; `watermarks` returns those of a job, by its id."""
         self.active: dict[str, OpenLedger] = {}
         self.listeners: set[Signal] = set()
         self._store = store
         self._jobs = jobs
         self._history = history
-        self._hooks = hooks
+        self._opener = opener
+        self._code = code
         self._opened = opened
+        self._watermarks = watermarks
         self._options = options
         self._owner = owner
-        self._quotas = quotas or Quotas(LimitSettings())
-        self._watermarks = watermarks
-        self._tracer = tracer
-        self._clock = clock
+        self._retry_s = retry_s
         self._incomplete = False  # some live job is not active here
         self._past: OrderedDict[str, OpenLedger] = OrderedDict()
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -227,12 +205,8 @@ class Ledgers:
         async with self._lock(job_id):
             entry = self._past.get(job_id)
             if entry is None:
-                epoch = await self._jobs.epoch(job)
                 try:
-                    # Its plug-ins were not tried in this process, and reading needs none. It
-                    # must not write either: the job may be deleted at this moment.
-                    sources, unused = Sources(NoTasks()), Watermarks()
-                    entry = await self._open(job, sources, epoch=epoch, watermarks=unused)
+                    entry = await self._read(job)
                 except (UnavailableError, DeadlineError):
                     raise
                 except Exception as error:  # the supervisor boundary of this job
@@ -354,62 +328,33 @@ class Ledgers:
         return UnopenableError(f"job {job_id} {reason}")
 
     async def _start(self, job: Job, sources: Sources | None, *, epoch: int) -> OpenLedger:
+        job_id, parts = job.status.job_id, JobParts(job_of(job))
         if sources is None:
-            sources = await self._sources(parse_spec(job))
-        if self._data is not None:
-            await self._data.check_unchanged(job.status.job_id, sources.digests)
-        own = NO_PARTS
-        if self._own_functions is not None:
-            own = await self._own_functions.of(job.status.job_id, parse_spec(job))
+            sources = await self._code.sources(parts)
+        own = await self._code.functions(job_id, parts, sources)
         try:
-            marks = await asyncio.to_thread(self._watermarks, job.status.job_id)
-            entry = await self._open(job, sources, epoch=epoch, own=own, watermarks=marks)
-            await entry.ledger.record()
-            await self._opened(job, entry.ledger)
+            marks = await asyncio.to_thread(self._watermarks, job_id)
+            ledger = await self._opener.open(
+                job, parts, sources, epoch=epoch, watermarks=marks, own=own
+            )
+            await ledger.record()
+            await self._opened(job, ledger)
         except BaseException:
-            self._end_functions(job.status.job_id)
+            self._code.end(job_id)
             raise
-        entry.pump = asyncio.create_task(self._pump(entry.ledger), name="pump")
-        return entry
+        pump = asyncio.create_task(self._pump(ledger), name="pump")
+        return OpenLedger(job, parts.spec, ledger, epoch, pump)
 
-    async def _sources(self, spec: JobSpec) -> Sources:
-        """The tasks of a job, once its plug-ins have been tried."""
-        data = await self._data.again(spec) if self._data is not None else None
-        if self._dry_run is not None:
-            await self._dry_run.check(spec, data)
-        return await sources_of(spec, self._own_tasks, data)
+    async def _read(self, job: Job) -> OpenLedger:
+        """The ledger of a job, for reading: nothing of the job is called.
 
-    async def _open(
-        self,
-        job: Job,
-        sources: Sources,
-        *,
-        epoch: int,
-        watermarks: Watermarks,
-        own: OwnParts = NO_PARTS,
-    ) -> OpenLedger:
-        spec = parse_spec(job)
-        tenant, job_id = job.status.tenant, job.status.job_id
-        ledger = JobLedger(
-            store=self._store,
-            job_id=job_id,
-            tenant=tenant,
-            spec=spec,
-            tasks=sources.train,
-            eval_tasks=sources.evals,
-            payloads=RedisPayloads(self._store, JobKeys(tenant, job_id).payloads),
-            hooks=self._hooks(job),
-            options=self._options,
-            limits=JobLimits(tenant, self._quotas),
-            clock=self._clock,
-            epoch=epoch,
-            watermarks=watermarks,
-            tracer=self._tracer,
-            meter=self._meter(job_id),
-            own=own,
+        It must not write either: the job may be deleted at this moment.
+        """
+        epoch, parts = await self._jobs.epoch(job), JobParts(job_of(job))
+        ledger = await self._opener.open(
+            job, parts, Sources(NoTasks()), epoch=epoch, watermarks=Watermarks(), own=NO_PARTS
         )
-        await ledger.open()
-        return OpenLedger(job, spec, ledger, epoch)
+        return OpenLedger(job, parts.spec, ledger, epoch)
 
     async def _pump(self, ledger: JobLedger) -> None:
         """Carry the ledger's wake-ups to all lease streams."""
@@ -417,10 +362,6 @@ class Ledgers:
             event = ledger.wakeup()
             await event.wait()
             self.wake()
-
-    def _end_functions(self, job_id: str) -> None:
-        if self._own_functions is not None:
-            self._own_functions.end(job_id)
 
     def _cache(self, job_id: str, entry: OpenLedger) -> None:
         self._past[job_id] = entry
@@ -430,7 +371,7 @@ class Ledgers:
     def _stop(self, entry: OpenLedger, *, over: bool = False) -> asyncio.Task[None] | None:
         self._history.forget(entry.job.status.job_id)
         entry.ledger.close(over=over)
-        self._end_functions(entry.job.status.job_id)
+        self._code.end(entry.job.status.job_id)
         if entry.pump is not None:
             entry.pump.cancel()
         return entry.pump

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -15,18 +16,13 @@ import numpy as np
 from paceline.code.folders import CodeFolder
 from paceline.code.function_process import FunctionProcess
 from paceline.code.process_cap import ProcessCap
-from paceline.config import JobSpec
-from paceline.config.named import (
-    GENERATION,
-    NamedPlugin,
-    own_called_by_workers,
-    own_ledger_parts,
-)
+from paceline.config.named import GENERATION, NamedPlugin
 from paceline.digest import digest_of
 from paceline.fair_queue import QueueOwner
 from paceline.plugins import Context
 from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.metrics import Metrics
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.own.job_functions import JobFunctions, failed
 from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import checked
@@ -88,7 +84,7 @@ class OwnFunctions:
         self._slots: dict[str, asyncio.Semaphore] = {}  # by tenant
         self._ending = set[asyncio.Task[None]]()
 
-    async def check(self, spec: JobSpec) -> list[str]:
+    async def check(self, job: JobParts) -> list[str]:
         """Import them in a process of their own, check their options and call each once.
 
         What workers call is imported and checked, but not called: its input is up to the tasks.
@@ -98,66 +94,69 @@ class OwnFunctions:
             InvalidError: there is something wrong with one.
             UnavailableError: this machine cannot contain the code.
         """
-        parts = own_ledger_parts(spec)
-        if not parts and not own_called_by_workers(spec):
+        if not job.own and not job.own_of_workers:
             return []
         lacks = self._lacks_packages
-        call_s = min(self._call_s, self._check_s)
-        async with self._slot(spec.tenant):
-            functions = self._made(spec, QueueOwner(spec.tenant), call_s)
-            try:
-                untried = await functions.check_called_by_workers(spec, may_lack_packages=lacks)
-                found = await functions.describe(spec, may_lack_packages=lacks)
-                for each in parts:
-                    if each.options_field in found and each.kind not in GENERATION:
-                        await _try(functions, each, spec)
-            finally:
-                await functions.close()
-        if parts:
-            await self._store.put_needs(_name(spec), found)
+        async with self._trying(job.tenant, job.code) as functions:
+            untried = await functions.check_called_by_workers(
+                job.own_of_workers, may_lack_packages=lacks
+            )
+            needs = await functions.describe(job.own, job.spec, may_lack_packages=lacks)
+            for each in job.own:
+                if each.options_field in needs and each.kind not in GENERATION:
+                    await _try(functions, each, job.rewards, job.generation.context)
+        if job.own:
+            await self._store.put_needs(_name(job.code, job.own), needs)
         return untried
 
-    async def check_generation(self, spec: JobSpec, num_tasks: int) -> None:
+    async def check_generation(self, job: JobParts, num_tasks: int) -> None:
         """Draw tasks with a sampler of the job's code, and start a group with its allocator.
 
         Raises as `check`.
         """
-        parts = [each for each in own_ledger_parts(spec) if each.kind in GENERATION]
+        parts = [each for each in job.own if each.kind in GENERATION]
         if not parts:
             return
-        call_s = min(self._call_s, self._check_s)
-        async with self._slot(spec.tenant):
-            functions = self._made(spec, QueueOwner(spec.tenant), call_s)
+        async with self._trying(job.tenant, job.code) as functions:
+            needs = await functions.describe(
+                job.own, job.spec, may_lack_packages=self._lacks_packages
+            )
+            if all(each.options_field in needs for each in parts):
+                await try_own(job.generation, num_tasks, functions)
+
+    @asynccontextmanager
+    async def _trying(self, tenant: str, code: str | None) -> AsyncGenerator[JobFunctions]:
+        """The code of a job that is not accepted yet, of few jobs of a tenant at a time."""
+        slot = self._slots.setdefault(tenant, asyncio.Semaphore(_TRIED_AT_A_TIME))
+        async with slot:
+            call_s = min(self._call_s, self._check_s)
+            functions = self._functions(code, QueueOwner(tenant), call_s)
             try:
-                found = await functions.describe(spec, may_lack_packages=self._lacks_packages)
-                if all(each.options_field in found for each in parts):
-                    await try_own(spec, num_tasks, functions)
+                yield functions
             finally:
                 await functions.close()
 
-    def _slot(self, tenant: str) -> asyncio.Semaphore:
-        return self._slots.setdefault(tenant, asyncio.Semaphore(_TRIED_AT_A_TIME))
-
-    async def of(self, job_id: str, spec: JobSpec) -> OwnParts:
+    async def of(self, job_id: str, job: JobParts) -> OwnParts:
         """Those of a job, ready to be called until `end`.
 
         Raises:
             InvalidError: one can no longer be imported.
             UnavailableError: this machine cannot contain the code.
         """
-        if not own_ledger_parts(spec):
+        if not job.own:
             return NO_PARTS
-        functions = self._made(spec, QueueOwner(spec.tenant, job_id), self._call_s)
-        found = await self._store.needs(_name(spec))
-        if found is not None:  # a restart need not wait for the code of every job
-            functions.learn(found)
+        functions = self._functions(job.code, QueueOwner(job.tenant, job_id), self._call_s)
+        name = _name(job.code, job.own)
+        needs = await self._store.needs(name)
+        if needs is not None:  # a restart need not wait for the code of every job
+            functions.learn(needs)
         else:
             try:
-                found = await functions.describe(spec)
+                needs = await functions.describe(job.own, job.spec)
             except BaseException:
                 await functions.close()
                 raise
-            await self._store.put_needs(_name(spec), found)
+            await self._store.put_needs(name, needs)
         self.end(job_id)
         self._jobs[job_id] = functions
         return functions
@@ -186,9 +185,9 @@ class OwnFunctions:
         await asyncio.gather(*self._ending)
         await self._sandbox.close()
 
-    def _made(self, spec: JobSpec, owner: QueueOwner, timeout_s: float) -> JobFunctions:
-        assert spec.code is not None
-        start = partial(self._start, spec.code.digest)
+    def _functions(self, code: str | None, owner: QueueOwner, timeout_s: float) -> JobFunctions:
+        assert code is not None
+        start = partial(self._start, code)
         return JobFunctions(
             start, cap=self._cap, owner=owner, timeout_s=timeout_s, clock=self._clock
         )
@@ -204,16 +203,16 @@ class OwnFunctions:
             await self._jobs[min(idle)[1]].end()
 
 
-async def _try(functions: JobFunctions, plugin: NamedPlugin, spec: JobSpec) -> None:
-    """Call a plug-in on a small input."""
-    parts = [part.part for part in spec.reward]
+async def _try(
+    functions: JobFunctions, plugin: NamedPlugin, rewards: Sequence[str], context: Context
+) -> None:
+    """Call a plug-in on a small input; `rewards`: names of the parts of the job's reward."""
     if plugin.kind == "filters":
-        await functions.decided(plugin, trial_group(parts))
+        await functions.decided(plugin, trial_group(rewards))
         return
-    batch = trial_batch(parts)
+    batch = trial_batch(rewards)
     if plugin.field.startswith("experience.advantage_shaping"):
         batch = replace(batch, advantages=np.zeros(len(batch.rewards)))
-    context = Context(0, spec.stop.steps, spec.tasks.seed)
     answer = await functions.advantages(plugin, batch, context, {})
     try:
         checked(answer, batch)
@@ -221,8 +220,7 @@ async def _try(functions: JobFunctions, plugin: NamedPlugin, spec: JobSpec) -> N
         raise failed(plugin, f"{type(error).__name__}: {error}") from None
 
 
-def _name(spec: JobSpec) -> str:
+def _name(code: str | None, own: Sequence[NamedPlugin]) -> str:
     """The same for the same plug-ins, whoever asks."""
-    assert spec.code is not None
-    parts = [[p.options_field, p.name, dict(p.options)] for p in own_ledger_parts(spec)]
-    return digest_of(json.dumps([spec.code.digest, parts], sort_keys=True).encode())
+    parts = [[p.options_field, p.name, dict(p.options)] for p in own]
+    return digest_of(json.dumps([code, parts], sort_keys=True).encode())

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import zlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +24,6 @@ from paceline.code.world_process import (
     WorldProcess,
     WorldRefusedError,
 )
-from paceline.config import JobSpec
 from paceline.data import JobData
 from paceline.digest import digest_of
 from paceline.errors import InvalidError, PacelineError, QuotaError, UnavailableError
@@ -33,7 +32,9 @@ from paceline.plugins import TaskSource
 from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.logs import Log
 from paceline.types import Task
-from paceline_experience.ledger.sources import Sources, eval_field, task_sources
+from paceline_experience.jobs.job_parts import JobParts
+from paceline_experience.ledger.generation.plan import WantedTasks
+from paceline_experience.ledger.sources import Sources, task_sources
 
 log = Log("own tasks")
 MAX_TASKS = 200_000
@@ -81,25 +82,17 @@ class StoredTasks:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """What a list of tasks is made from, and the field of the job that asks for it."""
+    """Tasks that the code of a job lists."""
 
     tenant: str
     code: str  # digest
-    target: str
-    field: str
-    seed: int
-    options: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, spec: JobSpec, field: str, seed: int, options: Mapping[str, Any]) -> _Listing:
-        assert spec.code is not None
-        target = spec.tasks.environment
-        return cls(spec.tenant, spec.code.digest, target, field, seed, options)
+    wanted: WantedTasks
 
     @property
     def name(self) -> str:
         """The same for the same tasks, whoever asks."""
-        made_from = [self.code, self.target, self.seed, self.options]
+        wanted = self.wanted
+        made_from = [self.code, wanted.environment, wanted.seed, wanted.options]
         return digest_of(json.dumps(made_from, sort_keys=True).encode())
 
 
@@ -125,21 +118,16 @@ class OwnTasks:
         self._numbers = itertools.count()
         self._listing: dict[str, asyncio.Task[bytes]] = {}
 
-    async def sources(self, spec: JobSpec) -> Sources:
-        """The tasks of a job.
+    async def sources(self, tenant: str, code: str, wanted: Sequence[WantedTasks]) -> Sources:
+        """The tasks of a job of this tenant and code.
 
         Raises:
             InvalidError: its code fails, or returns too many or no tasks.
             UnavailableError: this machine cannot contain the code.
         """
-        tasks = spec.tasks
-        train = await self._source(_Listing.of(spec, "tasks", tasks.seed, tasks.options))
-        evals = dict[str, TaskSource]()
-        for name, each in spec.eval_sets.items():
-            overlaid = {**tasks.options, **each.options}
-            listing = _Listing.of(spec, eval_field(name), each.seed, overlaid)
-            evals[name] = await self._source(listing)
-        return Sources(train, evals)
+        sources = [await self._source(_Listing(tenant, code, each)) for each in wanted]
+        names = [each.evaluation or "" for each in wanted[1:]]
+        return Sources(sources[0], dict(zip(names, sources[1:], strict=True)))
 
     async def follow(self, live: Callable[[], Mapping[QueueOwner, str]]) -> None:
         """Keep the packages of live jobs, until cancelled, so that what a tenant uses is known.
@@ -204,27 +192,28 @@ class OwnTasks:
         await self._sandbox.close()
         await self._folders.close()
 
-    async def _source(self, wanted: _Listing) -> TaskSource:
-        name = wanted.name
+    async def _source(self, listing: _Listing) -> TaskSource:
+        name = listing.name
         stored = await self._store.tasks(name)
         if stored is None:
             # Goes on if the caller gives up, so that the next attempt finds it.
             if name not in self._listing:
-                self._listing[name] = asyncio.create_task(self._made(wanted))
+                self._listing[name] = asyncio.create_task(self._listed_and_stored(listing))
                 self._listing[name].add_done_callback(lambda _: self._listing.pop(name, None))
             stored = await asyncio.shield(self._listing[name])
         return StoredTasks(await asyncio.to_thread(_rows, stored))
 
-    async def _made(self, wanted: _Listing) -> bytes:
-        stored = await self._listed(wanted)
-        await self._store.put_tasks(wanted.name, stored)
+    async def _listed_and_stored(self, listing: _Listing) -> bytes:
+        stored = await self._listed(listing)
+        await self._store.put_tasks(listing.name, stored)
         return stored
 
-    async def _listed(self, wanted: _Listing) -> bytes:
+    async def _listed(self, listing: _Listing) -> bytes:
         """All tasks, compressed."""
-        field, target = wanted.field, wanted.target
-        slots = self._slots.setdefault(wanted.tenant, asyncio.Semaphore(_AT_A_TIME))
-        async with slots, self._for_a_moment(wanted.code, wanted.tenant) as folder:
+        wanted = listing.wanted
+        field, target = wanted.field, wanted.environment
+        slots = self._slots.setdefault(listing.tenant, asyncio.Semaphore(_AT_A_TIME))
+        async with slots, self._for_a_moment(listing.code, listing.tenant) as folder:
             process = await WorldProcess.start(
                 self._sandbox, folder, target, threads=1, memory_bytes=self._memory_bytes
             )
@@ -246,7 +235,7 @@ class OwnTasks:
         return await asyncio.to_thread(lambda: zlib.compress(json.dumps(rows).encode(), 1))
 
 
-async def _ask(process: WorldProcess, wanted: _Listing) -> list[list[Any]]:
+async def _ask(process: WorldProcess, wanted: WantedTasks) -> list[list[Any]]:
     rows: list[list[Any]] = []
     left, field = MAX_BYTES, wanted.field
     request = {"op": "tasks", "seed": wanted.seed, "options": wanted.options, "most": MAX_TASKS}
@@ -272,13 +261,13 @@ async def _ask(process: WorldProcess, wanted: _Listing) -> list[list[Any]]:
             return rows
 
 
-async def _check_world(process: WorldProcess, wanted: _Listing) -> None:
+async def _check_world(process: WorldProcess, wanted: WantedTasks) -> None:
     """Raise for worlds that cannot be made, as far as this process can tell in a moment."""
     try:
         async with asyncio.timeout(_WORLD_S):
             await process.call(op="check_world", options=wanted.options)
     except (TimeoutError, ProcessEndedError) as error:  # workers have more time and memory
-        log.warning("a world is not checked", target=wanted.target, error=error)
+        log.warning("a world is not checked", target=wanted.environment, error=error)
 
 
 def row_of(raw: Any) -> list[Any]:
@@ -302,16 +291,13 @@ def _rows(stored: bytes) -> list[list[Any]]:
     return json.loads(zlib.decompress(stored))
 
 
-async def sources_of(spec: JobSpec, own: OwnTasks | None, data: JobData | None = None) -> Sources:
-    """The tasks of a job, wherever they come from.
-
-    `data`: what they may read; None: nothing.
+async def sources_of(job: JobParts, own: OwnTasks, data: JobData) -> Sources:
+    """The tasks of a job, wherever they come from; `data`: what they may read.
 
     Raises:
         InvalidError: there are none.
     """
-    if not spec.lists_own_tasks:
-        return await asyncio.to_thread(task_sources, spec, data)
-    if own is None:
-        raise InvalidError("tasks.environment: this service takes no code of jobs")
-    return await own.sources(spec)
+    if not job.lists_own_tasks:
+        return await asyncio.to_thread(task_sources, job.tasks, data)
+    assert job.code is not None
+    return await own.sources(job.tenant, job.code, job.tasks)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from paceline.config import JobSpec, parse_job
+from paceline.config import JobSpec, job_of, parse_job
 from paceline.config.documents import read_json
-from paceline.config.load import explain
 from paceline.config.named import check_targets, module_targets
-from paceline.enums import JobState
+from paceline.enums import JobState, TrackerState
 from paceline.errors import InvalidError
 from paceline.plugins.allowed import AllowedTargets
 from paceline.types import CheckpointStatus, Job, JobStatus, TrackerStatus
+from paceline_experience.jobs.job_parts import JobParts
 
+Value = str | int | float
 _TRACKER = TypeAdapter(TrackerStatus)
 CHECKPOINT_LIST = TypeAdapter(tuple[CheckpointStatus, ...])
 CHECKPOINTS = "checkpoint_list"
@@ -32,7 +33,7 @@ def decoded(found: Any) -> dict[str, str]:
     return {key.decode(): value.decode() for key, value in found.items()}
 
 
-def job_of(job_id: str, fields: Mapping[str, str], now: float) -> Job:
+def parse_record(job_id: str, fields: Mapping[str, str], now: float) -> Job:
     """A job without its spec; `now` in seconds by the store's clock."""
     end = float(fields.get("ended", now))
     pausing_s = max(0.0, end - float(fields.get("paused", end)))
@@ -61,9 +62,9 @@ def job_of(job_id: str, fields: Mapping[str, str], now: float) -> Job:
 
 
 def readable_job(job_id: str, tenant: str, fields: Mapping[str, str], now: float) -> Job:
-    """As `job_of`; an unreadable record is reported as a failed job of `tenant`."""
+    """As `parse_record`; an unreadable record is reported as a failed job of `tenant`."""
     try:
-        return job_of(job_id, fields, now)
+        return parse_record(job_id, fields, now)
     except (KeyError, TypeError, ValueError) as error:
         reason = f"its record cannot be read: {type(error).__name__}: {error}"
         status = JobStatus(
@@ -72,14 +73,25 @@ def readable_job(job_id: str, tenant: str, fields: Mapping[str, str], now: float
         return Job(status=status, spec="", artifacts={})
 
 
-def checked_targets(spec: JobSpec, allowed: AllowedTargets) -> dict[str, str]:
-    """The field that tells that a job's functions of installed modules were checked at submit.
+def new_fields(job: JobParts, allowed: AllowedTargets) -> dict[str, Value]:
+    """Fields of the record of a new job, besides its artifacts and when it was created.
 
     Raises:
-        UnlistedError: one is not `allowed`.
+        UnlistedError: it names a function of an installed module that is not `allowed`.
     """
-    check_targets(spec, allowed)
-    return {_TARGETS: "checked"}
+    check_targets(job.plugins, allowed)
+    fields: dict[str, Value] = {
+        "name": job.name,
+        "tenant": job.tenant,
+        "state": JobState.QUEUED,
+        "code": job.code or "",
+        "data": job.data or "",
+        _TARGETS: "checked",
+    }
+    for tracker in job.spec.tracking:
+        waits = TrackerStatus(tracker.label, tracker.kind, TrackerState.WAITING)
+        fields[TRACKING + tracker.label] = json.dumps(asdict(waits))
+    return fields
 
 
 def with_unlisted(job: Job, fields: Mapping[str, str], allowed: AllowedTargets) -> Job:
@@ -91,7 +103,7 @@ def with_unlisted(job: Job, fields: Mapping[str, str], allowed: AllowedTargets) 
     if _TARGETS in fields or job.status.state.terminal:
         return job
     with suppress(InvalidError):  # a record that cannot be parsed names nothing
-        named = {each for each in module_targets(parse_spec(job)).values() if each not in allowed}
+        named = {each for each in module_targets(job_of(job)).values() if each not in allowed}
         return replace(job, status=replace(job.status, unlisted=tuple(sorted(named))))
     return job
 
@@ -125,18 +137,6 @@ def size_of(job: Job) -> int:
 def _trackers(fields: Mapping[str, str]) -> tuple[TrackerStatus, ...]:
     names = sorted(name for name in fields if name.startswith(TRACKING))
     return tuple(_TRACKER.validate_json(fields[name]) for name in names)
-
-
-def parse_spec(job: Job) -> JobSpec:
-    """The spec of a job record.
-
-    Raises:
-        InvalidError: this version cannot parse it.
-    """
-    try:
-        return JobSpec.model_validate_json(job.spec)
-    except ValidationError as error:
-        raise InvalidError(f"its record has no job file: {explain(error, JobSpec)}") from None
 
 
 def read_spec(text: str) -> JobSpec:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from paceline.config import JobSpec
 from paceline.errors import QuotaError, StoreError
+from paceline_experience.jobs.record import Value
 from paceline_experience.jobs.registry import (
     INDEX,
     LIVE,
@@ -20,7 +21,15 @@ from paceline_experience.jobs.registry import (
 from paceline_experience.store.keys import job_key
 from paceline_experience.store.store import Store
 
-Value = str | int | float
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """Who asks for which job; `max_live`: how many live jobs the tenant may have, None: any."""
+
+    name: str
+    tenant: str
+    request_id: str
+    max_live: int | None
 
 
 class Registration:
@@ -32,7 +41,7 @@ class Registration:
         self._new_suffix = new_suffix
         self._locks = WeakValueDictionary[str, asyncio.Lock]()
 
-    async def register(self, spec: JobSpec, request_id: str, max_live: int | None) -> str:
+    async def register(self, request: JobRequest) -> str:
         """The id for a request: a new one, or that of an earlier attempt.
 
         Raises:
@@ -40,23 +49,18 @@ class Registration:
             QuotaError: the tenant has `max_live` jobs that are not over.
         """
         keys = [TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE]
-        limit = -1 if max_live is None else max_live
+        limit = -1 if request.max_live is None else request.max_live
         while True:
-            wanted = f"{spec.name}-{self._new_suffix()}"
-            arguments = (wanted, spec.tenant, request_id, limit)
+            wanted = f"{request.name}-{self._new_suffix()}"
+            arguments = (wanted, request.tenant, request.request_id, limit)
             reply = await self._store.run("job_register", keys, *arguments)
             if isinstance(reply, int):
-                raise quota_error(spec.tenant, reply, limit)
+                raise quota_error(request.tenant, reply, limit)
             if reply:
                 return reply.decode()
 
     async def prepare(
-        self,
-        spec: JobSpec,
-        *,
-        request_id: str,
-        max_live: int | None,
-        make: Callable[[str], Awaitable[Mapping[str, Value]]],
+        self, request: JobRequest, make: Callable[[str], Awaitable[Mapping[str, Value]]]
     ) -> Mapping[str, Value]:
         """Make what a job needs before anybody sees it, unless it has been created already.
 
@@ -67,9 +71,9 @@ class Registration:
             DeletedError, QuotaError: as for `register`.
             UnavailableError: what an earlier attempt has left is still being deleted.
         """
-        job_id = await self.register(spec, request_id, max_live)
+        job_id = await self.register(request)
         async with self.writing(job_id):
-            if await self._has_record(spec.tenant, job_id):
+            if await self._has_record(request.tenant, job_id):
                 return {}
             made: Mapping[str, Value] | None = None
             try:
@@ -78,7 +82,7 @@ class Registration:
             finally:
                 if made is None:
                     with suppress(StoreError):  # then a sweep finds it
-                        await asyncio.shield(self._registry.abandon(job_id, spec.tenant))
+                        await asyncio.shield(self._registry.abandon(job_id, request.tenant))
 
     @asynccontextmanager
     async def writing(self, job_id: str) -> AsyncGenerator[None]:

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 
 from pydantic import TypeAdapter
 
+from paceline.config import job_of
 from paceline.errors import DeletedError, InvalidError, UnavailableError
 from paceline.telemetry.logs import Log
 from paceline.types import Job, JobStatus
-from paceline_experience.jobs.record import parse_spec
 from paceline_experience.store.keys import job_key
 from paceline_experience.store.store import Store, pairs
 from paceline_experience.webhooks.notice import NOTICES, notice_of
@@ -61,7 +61,7 @@ class Registry:
         )
         due, notice = "", b""
         try:
-            spec = parse_spec(Job(status=status, spec=(text or b"").decode(), artifacts={}))
+            spec = job_of(Job(status=status, spec=(text or b"").decode(), artifacts={}))
         except InvalidError as error:
             log.warning("ends without notice or time to live", job=job_id, error=error)
         else:
@@ -127,7 +127,7 @@ class Registry:
         names = await self._fields(job_ids, "name")
         return [job_id for job_id, (name,) in zip(job_ids, names, strict=True) if name is None]
 
-    async def job_of(self, tenant: str, request_id: str) -> str:
+    async def submitted_by(self, tenant: str, request_id: str) -> str:
         """The id of the job that a request has submitted; empty: none.
 
         Raises:

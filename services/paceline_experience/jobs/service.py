@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
-from paceline.config import JobSpec, parse_job
+from paceline.config import JobSpec, job_of
 from paceline.enums import EXPLAINED, JobState, check_job_transition
 from paceline.errors import (
-    ConfigError,
-    FencedError,
     InvalidError,
     NotFoundError,
     StoreError,
@@ -28,20 +23,14 @@ from paceline.telemetry.logs import Log
 from paceline.types import Job, JobStatus, TrackerStatus
 from paceline_experience.fleet.roster import wait
 from paceline_experience.fleet.routes import RoutePlanner
-from paceline_experience.jobs.checks.submission import SubmissionChecks
-from paceline_experience.jobs.data import DataOfJobs
-from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.jobs.export import Exporter
-from paceline_experience.jobs.forks.forking import Forking
-from paceline_experience.jobs.forks.submissions import Submissions
 from paceline_experience.jobs.history import History, JobMetricRow, summarise
 from paceline_experience.jobs.hooks import start
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.jobs import JobStore
-from paceline_experience.jobs.ledgers import Ledgers, OverError
-from paceline_experience.jobs.own_functions import OwnFunctions
-from paceline_experience.jobs.own_tasks import OwnTasks
+from paceline_experience.jobs.ledgers import Ledgers
 from paceline_experience.jobs.pausing import Pausing
-from paceline_experience.jobs.uploads import Uploads
+from paceline_experience.jobs.submit.pipeline import JobSubmitter
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.replay.imports import (
     MAX_IMPORT_CHARS,
@@ -76,37 +65,25 @@ class JobService:
     def __init__(
         self,
         *,
+        submitter: JobSubmitter,
+        pausing: Pausing,
         jobs: JobStore,
         artifacts: ArtifactStore,
         history: History,
         ledgers: Ledgers,
         tracker: RoutePlanner,
         quotas: Quotas,
-        dry_run: DryRun,
-        own_tasks: OwnTasks | None = None,
-        own_functions: OwnFunctions | None = None,
-        forking: Forking | None = None,
-        data: DataOfJobs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._forking = forking
+        self._submitter = submitter
+        self._pausing = pausing
         self._quotas = quotas
-        self._checks = SubmissionChecks(
-            names_of=self._names_of,
-            dry_run=dry_run,
-            own_tasks=own_tasks,
-            own_functions=own_functions,
-            data=data,
-        )
         self._clock = clock
         self._jobs = jobs
         self._artifacts = artifacts
-        self.uploads = Uploads(artifacts=artifacts, quotas=quotas)
         self._history = history
         self._ledgers = ledgers
         self._tracker = tracker
-        self.submissions = Submissions()
-        self.pausing = Pausing(jobs=jobs, ledgers=ledgers, history=history)
         self._exporters: dict[str, Exporter] = {}
         self._unwritten: dict[str, float] = {}  # when writing an ending job's files first failed
         self._ended: dict[str, float] = {}  # when
@@ -115,42 +92,10 @@ class JobService:
         """Create a job, or return the one that the same request created before.
 
         Raises:
-            InvalidError: a plug-in is not installed or refuses its options, there are no tasks, or
-                what the code requires cannot be installed.
-            UnavailableError: that takes long; retry.
-            LimitError: the spec, or its files, are too large.
-            ConflictError: the request has created a job from another spec.
-            DeletedError: it has created a job that was deleted.
-            QuotaError: its tenant has as many live jobs as it may.
-            PendingError: its checkpoint is being copied, which goes on; repeat the request.
+            PacelineError: as `JobSubmitter.submit`.
         """
-        if spec.fork is None or self._forking is None:
-            self.submissions.check(spec, request_id)
-            return await self._submit(spec, request_id, files)
-        request_id = request_id or uuid.uuid4().hex
-        make = partial(self._submit, spec, request_id, files)
-        return await self.submissions.submit(spec, request_id, make)
-
-    async def _submit(self, spec: JobSpec, request_id: str, files: Mapping[str, bytes]) -> Job:
-        existing = await self._jobs.find(spec.tenant, request_id)
-        if self._forking is not None:
-            spec = await self._forking.resolved(spec, existing)
-        if existing is not None:
-            job = await self._create(spec, request_id, existing.artifacts)
-            await self._ledgers.take(job.status.job_id)  # the first attempt may have failed there
-            return job
-        await self._jobs.check_quota(spec.tenant, self._quotas.of(spec.tenant).submitted)
-        self._check_sizes(spec, files)
-        sources = await self._checks.check(spec)
-        prepared = await self._prepared(spec, request_id)
-        with self._ledgers.looked_for():
-            async with self._artifacts.submitting():
-                artifacts = await self._artifacts.put(files)
-                job = await self._create(spec, request_id, artifacts, prepared)
-            if not job.status.state.terminal:
-                with suppress(OverError, FencedError):  # FencedError: another replica was faster
-                    await self._ledgers.activate(job, sources)
-        return job
+        job = JobParts(spec)
+        return await self._submitter.submit(job, request_id=request_id, files=files)
 
     async def import_episodes(self, job_id: str, lines: str) -> ImportReport:
         """Store trajectories that were collected elsewhere, one a line, in a job's replay.
@@ -169,54 +114,6 @@ class JobService:
             raise InvalidError("the model has no config.json, which tells the vocabulary")
         content = b"".join([each async for each in self._artifacts.chunks(digest)])
         return await ledger.imports.add(lines_of(lines), vocabulary=vocabulary_of(content))
-
-    async def _create(
-        self,
-        spec: JobSpec,
-        request_id: str,
-        artifacts: Mapping[str, str],
-        prepared: Mapping[str, Any] | None = None,
-    ) -> Job:
-        max_live = self._quotas.of(spec.tenant).submitted
-        job = await self._jobs.create(
-            spec,
-            artifacts=artifacts,
-            request_id=request_id,
-            max_live=max_live,
-            prepared=prepared,
-        )
-        if spec.code is not None:
-            await self._artifacts.keep_code(spec.tenant, spec.code.digest)
-        if spec.data is not None:
-            await self._artifacts.keep_code(spec.tenant, spec.data.digest)
-        await asyncio.to_thread(self._history.make_folder, job.status.job_id)
-        log.info("submitted", job=job.status.job_id, tenant=spec.tenant)
-        return job
-
-    async def _prepared(self, spec: JobSpec, request_id: str) -> Mapping[str, Any]:
-        if self._forking is None or spec.fork is None:
-            return {}
-        return await self._jobs.registration.prepare(
-            spec,
-            request_id=request_id,
-            max_live=self._quotas.of(spec.tenant).submitted,
-            make=partial(self._forking.copy, spec),
-        )
-
-    async def _names_of(self, tenant: str, field: str, digest: str) -> list[str]:
-        """The names in an upload."""
-        try:
-            return await self._artifacts.names_of(tenant, digest)
-        except NotFoundError:
-            raise ConfigError(
-                f"{field}.digest: tenant {tenant!r} has not uploaded {digest}, or "
-                "none of its jobs has used it for a week; upload it with POST /v1/code"
-            ) from None
-
-    def _check_sizes(self, spec: JobSpec, files: Mapping[str, bytes]) -> None:
-        self._quotas.check(spec.tenant, "spec_bytes", len(spec.model_dump_json().encode()))
-        self._quotas.check(spec.tenant, "model_files_bytes", sum(map(len, files.values())))
-        self._quotas.check_evals(spec)
 
     async def cancel(self, job_id: str, *, reason: str) -> Job:
         """Start to cancel a job: nothing more is leased or trained.
@@ -248,7 +145,7 @@ class JobService:
         if state.terminal:
             await self._end_job(job_id, state, reason)
         elif state is JobState.PAUSED:
-            await self.pausing.workers_ended(job_id, reason=reason)
+            await self._pausing.workers_ended(job_id, reason=reason)
         elif now is not state or state in EXPLAINED:
             # Whoever says why a job waits may not know that it was paused: only users resume it.
             origin = state if state is JobState.QUEUED else None
@@ -406,7 +303,7 @@ class JobService:
         Raises:
             InvalidError: the job has no tracker of this name.
         """
-        spec = parse_job(json.loads((await self._jobs.get(job_id)).spec))
+        spec = job_of(await self._jobs.get(job_id))
         names = [each.label for each in spec.tracking]
         if tracker.name not in names:
             raise InvalidError(f"tracker.name: {tracker.name!r} is not tracked; allowed: {names}")

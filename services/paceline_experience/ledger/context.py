@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.config import JobSpec
 from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import OFF, Tracer
+from paceline.telemetry.tracing import Tracer
 from paceline.types import CheckpointStatus
 from paceline_experience.ledger.generation.learning import LearningPart
 from paceline_experience.ledger.generation.memory import Memory
@@ -77,23 +76,23 @@ class LedgerContext:
         spec: JobSpec,
         clock: Clock,
         cursor: TaskCursor,
-        limits: JobLimits | None = None,
-        epoch: int = 0,
-        watermarks: Watermarks | None = None,
-        tracer: Tracer = OFF,
-        meter: JobMeter | None = None,
-        learners: Sequence[LearningPart] = (),
+        limits: JobLimits,
+        epoch: int,
+        watermarks: Watermarks,
+        tracer: Tracer,
+        meter: JobMeter,
+        learners: Sequence[LearningPart],
     ) -> None:
         self.learners = learners
-        self.watermarks = watermarks or Watermarks()
-        self.meter = meter or JobMeter(Metrics(), job_id)
+        self.watermarks = watermarks
+        self.meter = meter
         self.store = store
         self.keys = keys
         self.job_id = job_id
         self.spec = spec
         self.clock = HeldClock(clock)
         self.cursor = cursor
-        self.limits = limits or JobLimits()
+        self.limits = limits
         self.traces = Traces(tracer, job_id=job_id)
         self._epoch = epoch
         self.state = LedgerState()

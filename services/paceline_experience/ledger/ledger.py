@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.config import JobSpec
+from paceline.config.named import own_ledger_parts
 from paceline.config.service import ExperienceOptions
 from paceline.enums import EpisodeOutcome, StopReason
-from paceline.plugins import TaskSource
 from paceline.progress import LedgerProgress
-from paceline.telemetry.tracing import OFF, Tracer
+from paceline.telemetry.tracing import Tracer
 from paceline.types import Assignment, EpisodeProgress, PolicyVersion
 from paceline_experience.ledger.advantages.estimator import Estimator
 from paceline_experience.ledger.batches import Batches, fence
@@ -22,6 +23,7 @@ from paceline_experience.ledger.counts import totals
 from paceline_experience.ledger.evaluation.evals import Evals
 from paceline_experience.ledger.generation.modes import EpisodeKey
 from paceline_experience.ledger.generation.parts import generation_parts
+from paceline_experience.ledger.generation.plan import generation_plan
 from paceline_experience.ledger.generation.submission import Submitted
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.job_completion import JobCompletion
@@ -30,22 +32,41 @@ from paceline_experience.ledger.lifecycle.agreement import Agreement
 from paceline_experience.ledger.lifecycle.pauses import Pauses
 from paceline_experience.ledger.lifecycle.versions import Versions
 from paceline_experience.ledger.meter import JobMeter
-from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
+from paceline_experience.ledger.own.parts import OwnParts
 from paceline_experience.ledger.records import Publication, make_record
 from paceline_experience.ledger.replay.imports import Imports
 from paceline_experience.ledger.replay.stage import replay_stage
 from paceline_experience.ledger.shares import BatchShare
+from paceline_experience.ledger.sources import Sources
 from paceline_experience.ledger.stored.listing import EpisodeListing
 from paceline_experience.ledger.trajectories import Trajectories
 from paceline_experience.ledger.verification import VerificationReport, verify
-from paceline_experience.store.clock import Clock, JobClock
+from paceline_experience.store.clock import Clock
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.payloads import PayloadStore
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
 from paceline_experience.tenancy.quotas import JobLimits
 
-__all__ = ["BatchShare", "Demand", "EpisodeKey", "Hooks", "JobLedger", "VerificationReport"]
+__all__ = [
+    "BatchShare",
+    "Demand",
+    "EpisodeKey",
+    "Hooks",
+    "JobLedger",
+    "LedgerJob",
+    "VerificationReport",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerJob:
+    """The job of a ledger; `epoch` is that of its ownership, 0: nobody owns it."""
+
+    job_id: str
+    tenant: str
+    spec: JobSpec
+    epoch: int = 0
 
 
 class JobLedger:
@@ -55,32 +76,30 @@ class JobLedger:
         self,
         *,
         store: Store,
-        job_id: str,
-        tenant: str,
-        spec: JobSpec,
-        tasks: TaskSource,
-        eval_tasks: Mapping[str, TaskSource],
+        job: LedgerJob,
+        sources: Sources,
         payloads: PayloadStore,
         hooks: Hooks,
         options: ExperienceOptions,
-        limits: JobLimits | None = None,
-        clock: Clock | None = None,
-        epoch: int = 0,
-        watermarks: Watermarks | None = None,
-        tracer: Tracer = OFF,
-        meter: JobMeter | None = None,
-        own: OwnParts = NO_PARTS,
+        limits: JobLimits,
+        clock: Clock,
+        watermarks: Watermarks,
+        tracer: Tracer,
+        meter: JobMeter,
+        own: OwnParts,
     ) -> None:
-        parts = generation_parts(spec, len(tasks), own)
+        tasks, eval_tasks = sources.train, sources.evals
+        plan = generation_plan(job.spec, own_ledger_parts(job.spec))
+        parts = generation_parts(plan, len(tasks), own)
         core = LedgerContext(
             store=store,
-            keys=JobKeys(tenant, job_id),
-            job_id=job_id,
-            spec=spec,
-            clock=clock or JobClock(store.now),
+            keys=JobKeys(job.tenant, job.job_id),
+            job_id=job.job_id,
+            spec=job.spec,
+            clock=clock,
             cursor=parts.cursor,
-            limits=limits or JobLimits(tenant),
-            epoch=epoch,
+            limits=limits,
+            epoch=job.epoch,
             watermarks=watermarks,
             tracer=tracer,
             meter=meter,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.config import JobSpec
-from paceline.config.named import NamedPlugin, named, problems
+from paceline.config.named import NamedPlugin, named, own_ledger_parts, problems
 from paceline.data import JobData, takes_data
 from paceline.errors import InvalidError
 from paceline.plugins import (
@@ -32,6 +32,11 @@ from paceline_experience.ledger.generation.parts import (
     check_fills_a_batch,
     plugin_errors,
     try_installed,
+)
+from paceline_experience.ledger.generation.plan import (
+    WantedTasks,
+    generation_plan,
+    wanted_tasks,
 )
 from paceline_experience.ledger.own.parts import NoParts
 from paceline_experience.ledger.replay.stage import (
@@ -97,10 +102,10 @@ def check_plugins(spec: JobSpec) -> None:
         raise InvalidError("; ".join(wrong))
 
 
-def try_plugins(spec: JobSpec, data: JobData | None = None) -> None:
+def try_plugins(spec: JobSpec, data: JobData) -> None:
     """Build all plug-ins of the ledger but those of the job's own code, and call each once.
 
-    `data`: what its tasks may read; None: nothing.
+    `data`: what its tasks may read.
 
     Raises:
         InvalidError: one refuses its options or returns something of a wrong type, or a reward
@@ -108,16 +113,16 @@ def try_plugins(spec: JobSpec, data: JobData | None = None) -> None:
         UnavailableError: what a task source reads is away.
     """
     check_plugins(spec)
-    sources = None if spec.lists_own_tasks else task_sources(spec, data)
-    position = try_installed(spec, len(sources.train) if sources else TRIED_TASKS)
+    wanted, plan = wanted_tasks(spec), generation_plan(spec, own_ledger_parts(spec))
+    sources = None if spec.lists_own_tasks else task_sources(wanted, data)
+    position = try_installed(plan, len(sources.train) if sources else TRIED_TASKS)
     if sources is not None:
-        check_fills_a_batch(spec, len(sources.train))
-        _try_task(sources.train, position, spec, field=options_field(spec))
-        for name, tasks in sources.evals.items():
-            _try_task(tasks, 0, spec, field=options_field(spec, name))
-        of_evals = {options_field(spec, name): each for name, each in sources.evals.items()}
-        of_all = {options_field(spec): sources.train, **of_evals}
-        check_golds(spec.reward, of_all, world=spec.tasks.environment)
+        check_fills_a_batch(plan, len(sources.train))
+        fields = [each.options_field for each in wanted]
+        tried = dict(zip(fields, (sources.train, *sources.evals.values()), strict=True))
+        for number, (field, tasks) in enumerate(tried.items()):
+            _try_task(tasks, 0 if number else position, spec, field=field)
+        check_golds(spec.reward, tried, world=spec.tasks.environment)
     parts = [part.part for part in spec.reward]
     for each in named(spec):
         if each.kind == "filters" and not each.is_own:
@@ -127,50 +132,27 @@ def try_plugins(spec: JobSpec, data: JobData | None = None) -> None:
     _try_advantages(spec, parts)
 
 
-def task_sources(spec: JobSpec, data: JobData | None = None) -> Sources:
+def task_sources(wanted: Sequence[WantedTasks], data: JobData) -> Sources:
     """The task sources of a job; imports plug-ins, which may be slow.
 
-    `data`: what they may read; None: nothing.
+    `data`: what they may read.
 
     Raises:
         InvalidError: a source is not installed, refuses its options or has no tasks.
         UnavailableError: what it reads is away.
     """
-    tasks, data = spec.tasks, data or JobData()
-    source = tasks.source
-    name, options = (tasks.environment, tasks.options)
-    if source is not None:
-        name, options = source.kind, source.options
-    train = _build(name, options, data, seed=tasks.seed, field=options_field(spec))
-    evals = dict[str, TaskSource]()
-    for each, of in spec.eval_sets.items():
-        changed = {**options, **(of.options if source is None else of.source)}
-        field = options_field(spec, each)
-        evals[each] = _build(name, changed, data, seed=of.seed, field=field)
-    return Sources(train, evals)
+    training, *of_evals = wanted
+    train = _build(training, data)
+    return Sources(train, {each.evaluation or "": _build(each, data) for each in of_evals})
 
 
-def options_field(spec: JobSpec, evaluation: str | None = None) -> str:
-    """The field with the options of training tasks, or of those of an evaluation by its name."""
-    if evaluation is None:
-        return "tasks.source" if spec.tasks.source is not None else "tasks.options"
-    own = "source" if spec.tasks.source is not None else "options"
-    return f"{eval_field(evaluation)}.{own}"
-
-
-def eval_field(name: str) -> str:
-    """The field of the job that asks for an evaluation."""
-    return f"evals.{name}" if name else "eval"
-
-
-def _build(
-    name: str, options: Mapping[str, Any], data: JobData, *, seed: int, field: str
-) -> TaskSource:
+def _build(wanted: WantedTasks, data: JobData) -> TaskSource:
+    name, field, options = wanted.environment, wanted.options_field, wanted.options
     make = registry.environment(name).load_tasks()
     with plugin_errors(field, name):
         takes = takes_data(make)
         given = {takes: replace(data, options_field=field)} if takes else {}
-        source = make(seed=seed, **given, **options)
+        source = make(seed=wanted.seed, **given, **options)
         empty = len(source) == 0
     if empty:
         where = field.removesuffix(".options")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from paceline.api.tenants import SIZES
-from paceline.config import JobSpec
+from paceline.config.evaluation import EvalSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.quota import Quota
 from paceline.errors import LimitError
@@ -61,17 +61,17 @@ class Quotas:
         if problem := self.excess(tenant, limit, num_bytes):
             raise LimitError(problem)
 
-    def check_evals(self, spec: JobSpec) -> None:
+    def check_evals(self, evals: Mapping[str, EvalSpec]) -> None:
         """Raise `LimitError` if the evaluations of a job have too many episodes."""
-        sizes = {name: each.tasks * each.samples for name, each in spec.eval_sets.items()}
+        sizes = {name: each.tasks * each.samples for name, each in evals.items()}
         total, most = sum(sizes.values()), self.settings.eval_episodes
         if total <= most:
             return
         largest = max(sizes, key=lambda name: sizes[name])
         field = f"evals.{largest}" if largest else "eval"
         raise LimitError(
-            f"{field}.tasks: {spec.eval_sets[largest].tasks} tasks of "
-            f"{spec.eval_sets[largest].samples} samples make {total} episodes over all "
+            f"{field}.tasks: {evals[largest].tasks} tasks of "
+            f"{evals[largest].samples} samples make {total} episodes over all "
             f"evaluations; this installation allows {most}; evaluate fewer tasks, or ask its "
             "operator to raise `limits.eval_episodes`"
         )

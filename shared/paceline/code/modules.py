@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.config import JobSpec
 from paceline.config.named import named_function, own_ledger_parts, own_transform
@@ -11,7 +11,7 @@ from paceline.config.named import named_function, own_ledger_parts, own_transfor
 _MOST_NAMED = 20
 
 
-def _own(spec: JobSpec) -> Iterator[tuple[str, str]]:
+def own_targets(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Fields of a job and the `module:attribute` of its code that they name."""
     if spec.has_own_environment:
         yield "tasks.environment", spec.tasks.environment
@@ -24,8 +24,10 @@ def _own(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield each.field, each.name
 
 
-def missing_modules(spec: JobSpec, names: Sequence[str]) -> Iterator[str]:
-    """A line for each module that the job names and that is not among the files of its code.
+def missing_modules(
+    targets: Iterable[tuple[str, str]], names: Sequence[str]
+) -> Iterator[str]:
+    """A line for each module of `own_targets` that is not among the files of the code.
 
     And for each that would be hidden by one of Python or Paceline.
     """
@@ -33,7 +35,7 @@ def missing_modules(spec: JobSpec, names: Sequence[str]) -> Iterator[str]:
     roots = {name.partition("/")[0].removesuffix(".py") for name in files if name.endswith(".py")}
     for name in sorted(roots & (sys.stdlib_module_names | {"paceline"})):
         yield f"code: {name!r} is a module that Python or Paceline has; rename it"
-    for field, target in _own(spec):
+    for field, target in targets:
         module = target.partition(":")[0]
         path = module.replace(".", "/")
         if not files & {f"{path}.py", f"{path}/__init__.py"}:

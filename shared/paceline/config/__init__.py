@@ -10,6 +10,7 @@ from paceline.lazy import lazily
 if TYPE_CHECKING:
     from paceline.config.job import JobSpec
     from paceline.config.load import (
+        job_of,
         load_job,
         load_settings,
         parse_arguments,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "JobSpec",
     "ServiceSettings",
+    "job_of",
     "load_job",
     "load_settings",
     "parse_arguments",
@@ -33,6 +35,7 @@ __getattr__, __dir__ = lazily(
     {
         "JobSpec": "paceline.config.job",
         "ServiceSettings": "paceline.config.service",
+        "job_of": "paceline.config.load",
         "load_job": "paceline.config.load",
         "load_settings": "paceline.config.load",
         "parse_arguments": "paceline.config.load",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -57,6 +57,27 @@ def parse_job(raw: Any) -> JobSpec:
     One that no gateway has seen may still say `dtype: auto`: it is float32, for all services.
     """
     return with_dtype(validate(JobSpec, raw), "float32")
+
+
+class StoredJob(Protocol):
+    """A record with the spec of an accepted job, as JSON."""
+
+    @property
+    def spec(self) -> str:
+        """JSON of a `JobSpec`."""
+        ...
+
+
+def job_of(record: StoredJob) -> JobSpec:
+    """The spec of a job's record, parsed as by `parse_job`.
+
+    Raises:
+        ConfigError: this version cannot parse it.
+    """
+    try:
+        return with_dtype(JobSpec.model_validate_json(record.spec), "float32")
+    except ValidationError as error:
+        raise ConfigError(f"its record has no job file: {explain(error, JobSpec)}") from None
 
 
 def load_settings(*paths: Path, overrides: Sequence[str] = ()) -> ServiceSettings:

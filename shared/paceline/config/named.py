@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,13 +72,13 @@ def module_targets(spec: JobSpec) -> dict[str, str]:
     return dict(each.target for each in named(spec) if each.target is not None)
 
 
-def check_targets(spec: JobSpec, allowed: AllowedTargets = NO_TARGETS) -> None:
-    """Check the functions of installed modules that a job names.
+def check_targets(plugins: Iterable[NamedPlugin], allowed: AllowedTargets) -> None:
+    """Check the functions of installed modules that plug-ins of a job name.
 
     Raises:
         UnlistedError: one is not `allowed`.
     """
-    for each in named(spec):
+    for each in plugins:
         if each.kind in registry.FROM_MODULES and each.target is not None:
             field, target = each.target
             _check(each.kind, field, target, allowed)

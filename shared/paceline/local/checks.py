@@ -25,7 +25,7 @@ from paceline.config import JobSpec
 from paceline.errors import InvalidError, UnavailableError
 from paceline.plugins.allowed import AllowedTargets
 
-MODULES = ("paceline_gateway.submit.here", "paceline_experience.jobs.checks.here")
+MODULES = ("paceline_gateway.submit.here", "paceline_experience.jobs.submit.here")
 TIMEOUT_S = 30.0  # what is not checked by then is checked at submit
 _FORKS: Final = multiprocessing.get_context("fork")
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.config import JobSpec, parse_job
 from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2
 
@@ -18,20 +16,11 @@ if TYPE_CHECKING:
 class JobRecord:
     """The parts of a job that workers need; they never change."""
 
-    spec_json: str
+    spec: str  # JSON, for `paceline.config.job_of`
     artifacts: dict[str, str]  # model files: name -> sha256
     unlisted: tuple[
         str, ...
     ]  # functions that it may name although the operator has not listed them
-
-    def spec(self) -> JobSpec:
-        """The parsed spec.
-
-        Raises:
-            ValueError: it is not JSON.
-            InvalidError: this version cannot read it.
-        """
-        return parse_job(json.loads(self.spec_json))
 
 
 async def fetch_job(jobs: JobsAsyncStub, job_id: str, *, timeout_s: float) -> JobRecord:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from paceline.code.sealed import sandbox_for
 from paceline.config import JobSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
-from paceline.data import JobData
-from paceline.data.errors import raise_answer
 from paceline.enums import Purpose, ScoreStatus, StopReason, TokenSource
 from paceline.errors import PacelineError, StoreError
 from paceline.plugins import TaskSource
+from paceline.telemetry.metrics import Metrics
+from paceline.telemetry.tracing import OFF
 from paceline.types import (
     Assignment,
     CheckpointStatus,
@@ -40,19 +41,27 @@ from paceline.weights.route import ChunkSource as Seed
 from paceline_experience.fleet.roster import Roster
 from paceline_experience.fleet.routes import RoutePlanner
 from paceline_experience.jobs.deletion import Deletion
-from paceline_experience.jobs.dry_run import DryRun, request_of
-from paceline_experience.jobs.dry_run_child import attempt
+from paceline_experience.jobs.dry_run import TriesPlugins
 from paceline_experience.jobs.forks.forking import Forking
 from paceline_experience.jobs.history import History, JobMetricRow
 from paceline_experience.jobs.hooks import JobHooks
 from paceline_experience.jobs.job_files import JobFiles
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import RETRY_S, Ledgers, sweep
+from paceline_experience.jobs.opening.opener import LedgerOpener
 from paceline_experience.jobs.own_functions import OwnFunctions
+from paceline_experience.jobs.pausing import Pausing
 from paceline_experience.jobs.service import JobService
+from paceline_experience.jobs.submit.checks import SubmissionChecks
+from paceline_experience.jobs.submit.in_flight import InFlight
+from paceline_experience.jobs.submit.pipeline import JobSubmitter
+from paceline_experience.jobs.submit.uploads import Uploads
 from paceline_experience.jobs.training import Training
-from paceline_experience.ledger.ledger import BatchShare, JobLedger
+from paceline_experience.ledger.ledger import BatchShare, JobLedger, LedgerJob
+from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
+from paceline_experience.ledger.sources import Sources
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.store.clock import Clock
 from paceline_experience.store.keys import JobKeys
@@ -60,6 +69,7 @@ from paceline_experience.store.payloads import RedisPayloads
 from paceline_experience.store.store import Store, client_of
 from paceline_experience.store.watermarks import Watermarks
 from paceline_experience.tenancy.quotas import JobLimits, Quotas
+from paceline_harness.experience import NotTried, TriedHere, close_code, job_code
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.wires import Wire
 
@@ -222,18 +232,19 @@ class World:
         """A new ledger on the contents of the store, as after a restart."""
         return JobLedger(
             store=self.store,
-            job_id=self.job_id,
-            tenant="default",
-            spec=self.spec,
-            tasks=self.tasks or Numbers(self.num_tasks),
-            eval_tasks={name: Numbers(self.num_eval_tasks) for name in self.spec.eval_sets},
+            job=LedgerJob(self.job_id, "default", self.spec, epoch),
+            sources=Sources(
+                self.tasks or Numbers(self.num_tasks),
+                {name: Numbers(self.num_eval_tasks) for name in self.spec.eval_sets},
+            ),
             payloads=RedisPayloads(self.store, JobKeys("default", self.job_id).payloads),
             hooks=self.hooks,
             options=ExperienceOptions(),
             limits=JobLimits("default", Quotas(self.limits)),
             clock=clock or self.clock,
-            epoch=epoch,
             watermarks=self.watermarks(),
+            tracer=OFF,
+            meter=JobMeter(Metrics(), self.job_id),
             own=self.own,
         )
 
@@ -285,13 +296,6 @@ class World:
         return {**report.counts, **report.dropped}
 
 
-class TriedHere(DryRun):
-    """Tries plug-ins in this process, as a child would, which takes a second to start."""
-
-    async def check(self, spec: JobSpec, data: JobData | None = None) -> None:
-        raise_answer(await asyncio.to_thread(attempt, request_of(spec, data)))
-
-
 class Site:
     """One job with the parts of the service that advance it, across restarts."""
 
@@ -303,10 +307,14 @@ class Site:
         *,
         retry_s: float = RETRY_S,
         job_store: Callable[[Store], JobStore] = JobStore,
-        trial: DryRun | None = None,
+        trial: TriesPlugins | None = None,
+        data_folders: Sequence[str] = (),
+        copy_wait_s: float = PATIENCE_S,
     ) -> None:
         self.store, self.run_dir, self.clock = store, run_dir, clock
-        self.retry_s, self.job_store, self.trial = retry_s, job_store, trial
+        self.retry_s, self.job_store, self.data_folders = retry_s, job_store, data_folders
+        self.trial = trial or NotTried()  # of jobs whose ledgers are opened
+        self.copy_wait_s = copy_wait_s
         self.job_id, self.incarnation = "", 0
         self.storage = str(run_dir / "objects")
         self._begin_life()
@@ -318,30 +326,44 @@ class Site:
         self.roster = Roster(lease_s=1000, clock=self.clock.now)
         tracker = RoutePlanner(self.roster)
         self.artifacts = ArtifactStore(store)
+        self.code = job_code(
+            self.jobs, self.artifacts, dry_run=self.trial, data_folders=self.data_folders
+        )
+        quotas = Quotas(LimitSettings())
+        options = ExperienceOptions(member_lease_s=1000)
         self.ledgers = Ledgers(
             store=store,
             jobs=self.jobs,
             history=self.history,
-            hooks=self._hooks,
+            opener=LedgerOpener(
+                store=store,
+                options=options,
+                quotas=quotas,
+                hooks=self._hooks,
+                tracer=OFF,
+                meter=partial(JobMeter, Metrics()),
+                clock=self.clock,
+            ),
+            code=self.code,
             opened=self._opened,
-            options=ExperienceOptions(member_lease_s=1000),
-            owner="experience-0",
-            dry_run=self.trial,
-            retry_s=self.retry_s,
-            clock=self.clock,
             watermarks=lambda job_id: Watermarks(self.history.folder(job_id) / "watermarks.json"),
+            options=options,
+            owner="experience-0",
+            retry_s=self.retry_s,
         )
+        self.pausing = Pausing(jobs=self.jobs, ledgers=self.ledgers, history=self.history)
         files = JobFiles(self.run_dir, storage=self.storage)
         self.forking = Forking(store=store, jobs=self.jobs, files=files, compress_over_bytes=1024)
+        self.in_flight = InFlight(wait_s=self.copy_wait_s)
         self.job_service = JobService(
+            submitter=self._submitter(quotas),
+            pausing=self.pausing,
             jobs=self.jobs,
             artifacts=self.artifacts,
             history=self.history,
             ledgers=self.ledgers,
             tracker=tracker,
-            quotas=Quotas(LimitSettings()),
-            dry_run=TriedHere(timeout_s=60, memory_bytes=1 << 30),
-            forking=self.forking,
+            quotas=quotas,
             clock=self.clock.now,
         )
         self.deletion = Deletion(
@@ -359,9 +381,32 @@ class Site:
             jobs=self.jobs, ledgers=self.ledgers, tracker=tracker, export=self.job_service.export
         )
 
-    def _hooks(self, job: Job) -> JobHooks:
+    def _submitter(self, quotas: Quotas) -> JobSubmitter:
+        checks = SubmissionChecks(
+            names_of=Uploads(artifacts=self.artifacts, quotas=quotas).names_of,
+            dry_run=TriedHere(),
+            own_tasks=self.code.own_tasks,
+            own_functions=self.code.own_functions,
+            data=self.code.data,
+        )
+        return JobSubmitter(
+            jobs=self.jobs,
+            artifacts=self.artifacts,
+            history=self.history,
+            ledgers=self.ledgers,
+            quotas=quotas,
+            forking=self.forking,
+            checks=checks,
+            in_flight=self.in_flight,
+        )
+
+    def _hooks(self, job: Job, main_eval: str | None) -> JobHooks:
         return JobHooks(
-            job=job, jobs=self.jobs, history=self.history, conclude=self.job_service.conclude
+            job=job,
+            main_eval=main_eval,
+            jobs=self.jobs,
+            history=self.history,
+            conclude=self.job_service.conclude,
         )
 
     async def _opened(self, job: Job, ledger: JobLedger) -> None:
@@ -374,13 +419,14 @@ class Site:
 
     async def submit(self, **changes: Any) -> None:
         """Submit a small job whose plug-ins need no trial."""
-        job = await self.jobs.create(make_spec(**changes), artifacts={})
+        job = await self.jobs.create(JobParts(make_spec(**changes)), artifacts={})
         self.job_id = job.status.job_id
         await self.ledgers.activate(job)
 
     async def die(self) -> None:
         """Restart from the contents of store and disk."""
         await self.ledgers.close()
+        await close_code(self.code)
         self._begin_life()
         await self.ledgers.open_all()
 
@@ -398,7 +444,7 @@ class Site:
         for entry in list(self.ledgers.active.values()):
             await sweep(entry)
         with suppress(PacelineError):
-            await self.job_service.pausing.repair()
+            await self.pausing.repair()
 
     async def begin(self, step: int) -> None:
         """Start a trainer from the checkpoint of a step."""
@@ -488,13 +534,17 @@ Sites = Callable[..., Site]
 
 
 @pytest.fixture
-def sites() -> Sites:
+async def sites() -> AsyncIterator[Sites]:
     """Builds a site."""
+    built: list[Site] = []
 
     def build(store: Store, run_dir: Path, **settings: Any) -> Site:
-        return Site(store, run_dir, FakeClock(), **settings)
+        built.append(Site(store, run_dir, FakeClock(), **settings))
+        return built[-1]
 
-    return build
+    yield build
+    for each in built:
+        await close_code(each.code)
 
 
 Worlds = Callable[..., World]

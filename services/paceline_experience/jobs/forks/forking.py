@@ -12,12 +12,12 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.config import JobSpec
+from paceline.config import JobSpec, job_of
 from paceline.config.lifecycle.forks import FIXED, FIXED_WEIGHTS, ForkSpec, changed_fields
 from paceline.enums import EpisodeState, Purpose
 from paceline.errors import (
@@ -32,7 +32,9 @@ from paceline.telemetry.logs import Log
 from paceline.types import Job
 from paceline_experience.jobs.forks.checkpoint_copies import CheckpointCopy
 from paceline_experience.jobs.forks.payload_copies import PayloadCopier, Renaming
+from paceline_experience.jobs.forks.plan import ForkPlan
 from paceline_experience.jobs.job_files import JobFiles
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.checkpoints import best_step
 from paceline_experience.ledger.records import (
@@ -80,21 +82,22 @@ class Forking:
         self._compress_over = compress_over_bytes
         self._slots = FairQueue(_AT_A_TIME, most_of_tenant=_OF_TENANT)
 
-    async def resolved(self, spec: JobSpec, existing: Job | None) -> JobSpec:
-        """The spec with step and digest of the checkpoint; of a repeated request, the same ones.
+    async def resolved(self, job: JobParts, existing: Job | None) -> JobParts:
+        """The job with step and digest of the checkpoint; of a repeated request, the same ones.
 
         Raises:
             NotFoundError: the tenant has no such job.
             ConfigError: it has no such checkpoint, or the job differs in what may not change.
         """
-        if spec.fork is None:
-            return spec
+        spec, fork = job.spec, job.spec.fork
+        if fork is None:
+            return job
         if existing is not None:
-            before = JobSpec.model_validate_json(existing.spec).fork
-            same = before is not None and before.job == spec.fork.job
-            return spec.model_copy(update={"fork": before}) if same else spec
-        parent = await self._parent(spec.fork.job, spec.tenant)
-        parent_spec = JobSpec.model_validate_json(parent.spec)
+            before = job_of(existing).fork
+            same = before is not None and before.job == fork.job
+            return JobParts(spec.model_copy(update={"fork": before})) if same else job
+        parent = await self._parent(job.parent_id, job.tenant)
+        parent_spec = job_of(parent)
         fixed = FIXED if spec.trains else FIXED_WEIGHTS
         changed = changed_fields(
             json.loads(parent_spec.model_dump_json()),
@@ -103,12 +106,12 @@ class Forking:
         )
         if changed:
             raise ConfigError(
-                f"{changed[0]}: cannot differ from job {spec.fork.job}, as the checkpoint or the "
+                f"{changed[0]}: cannot differ from job {fork.job}, as the checkpoint or the "
                 f"memory of the job depends on it; the same holds for: {', '.join(fixed)}"
             )
-        step, digest = await self._checkpoint(parent, parent_spec, spec.fork)
-        fork = ForkSpec(job=spec.fork.job, step=step, digest=digest)
-        return spec.model_copy(update={"fork": fork})
+        step, digest = await self._checkpoint(parent, parent_spec, fork)
+        found = ForkSpec(job=fork.job, step=step, digest=digest)
+        return JobParts(spec.model_copy(update={"fork": found}))
 
     async def _parent(self, job_id: str, tenant: str) -> Job:
         """The error does not tell whether another tenant has such a job."""
@@ -146,7 +149,7 @@ class Forking:
             f"fork.step: job {fork.job} has no checkpoint {wanted}; kept are: {steps}{hint}"
         )
 
-    async def copy(self, spec: JobSpec, child_id: str) -> dict[str, str | int | float]:
+    async def copy(self, plan: ForkPlan, child_id: str) -> dict[str, str | int | float]:
         """Copy checkpoint and ledger for a job that has no record yet; the latter if it trains.
 
         The checkpoint comes first, since that may take long: the ledger of a parent that goes on
@@ -158,80 +161,78 @@ class Forking:
             StateError: the parent, or this checkpoint of it, has been deleted meanwhile.
             UnavailableError: the checkpoint or the ledger cannot be copied.
         """
-        fork = spec.fork
-        assert fork is not None
-        assert isinstance(fork.step, int)
-        await self._copy_files(spec.tenant, fork, child_id)
-        await self._store.command("UNLINK", *all_keys(spec.tenant, child_id))
-        keys = JobKeys(spec.tenant, child_id)
-        if not spec.trains:
-            await self._write(keys.meta, _measured_meta(fork))
-            return {"step": fork.step}
+        await self._copy_files(plan, child_id)
+        await self._store.command("UNLINK", *all_keys(plan.tenant, child_id))
+        keys = JobKeys(plan.tenant, child_id)
+        if not plan.trains:
+            await self._write(keys.meta, _measured_meta(plan))
+            return {"step": plan.step}
         copier = PayloadCopier(
             self._store,
-            source=JobKeys(spec.tenant, fork.job).payloads,
+            source=JobKeys(plan.tenant, plan.parent_id).payloads,
             target=keys.payloads,
-            rename=Renaming(fork.job, child_id),
+            rename=Renaming(plan.parent_id, child_id),
             compress_over_bytes=self._compress_over,
         )
         for _ in range(_SNAPSHOTS):
-            found = await self._snapshot(spec, fork)
+            found = await self._snapshot(plan)
             try:
                 payloads = await copier.copy(_payload_names(found))
             except IntegrityError as error:  # dropped since the ledger was read
                 log.info("a fork reads the ledger again", job=child_id, error=error)
                 continue
-            await self._write_all(found, keys, fork, payloads, copier.rename)
+            await self._write_all(found, keys, plan, payloads, copier.rename)
             return {"step": found.meta.step, "incarnation": found.meta.incarnation}
-        raise UnavailableError(f"fork.job: {fork.job} is faster than its copy; repeat the request")
+        raise UnavailableError(
+            f"fork.job: {plan.parent_id} is faster than its copy; repeat the request"
+        )
 
-    async def _copy_files(self, tenant: str, fork: ForkSpec, child_id: str) -> None:
-        assert isinstance(fork.step, int)
-        copy = CheckpointCopy(child_id, fork.step, fork.digest)
+    async def _copy_files(self, plan: ForkPlan, child_id: str) -> None:
+        copy = CheckpointCopy(child_id, plan.step, plan.digest)
         stopped = threading.Event()
-        async with self._slots.slot(QueueOwner(tenant)):
+        async with self._slots.slot(QueueOwner(plan.tenant)):
             try:
                 await asyncio.to_thread(
-                    self._files.copy_checkpoint, fork.job, copy, stopped=stopped.is_set
+                    self._files.copy_checkpoint, plan.parent_id, copy, stopped=stopped.is_set
                 )
             except NotFoundError as error:
                 raise StateError(f"fork.step: {error.message}") from None
             finally:
                 stopped.set()
 
-    async def _snapshot(self, spec: JobSpec, fork: ForkSpec) -> _Copy:
+    async def _snapshot(self, plan: ForkPlan) -> _Copy:
         """The ledger as it is now; it still has the checkpoint that was copied."""
-        assert isinstance(fork.step, int)
         try:
-            parent = (await self._jobs.get(fork.job)).status
+            parent = (await self._jobs.get(plan.parent_id)).status
         except NotFoundError as error:
             raise StateError(f"fork.job: {error.message}") from None
         found = await self._read(parent)
-        if found.meta.checkpoints.get(fork.step) != fork.digest:
-            raise StateError(f"fork.step: job {fork.job} has dropped its checkpoint {fork.step}")
-        if fork.step < found.meta.durable:
-            return _cut(found, fork.step, batch_groups=spec.experience.batch_groups)
-        return _without_leases(_without_evals(found, spec))
+        if found.meta.checkpoints.get(plan.step) != plan.digest:
+            raise StateError(
+                f"fork.step: job {plan.parent_id} has dropped its checkpoint {plan.step}"
+            )
+        if plan.step < found.meta.durable:
+            return _cut(found, plan.step, batch_groups=plan.batch_groups)
+        return _without_leases(_without_evals(found, plan.eval_sets))
 
     async def _write_all(
         self,
         found: _Copy,
         keys: JobKeys,
-        fork: ForkSpec,
+        plan: ForkPlan,
         payloads: set[str],
         rename: Renaming,
     ) -> None:
-        assert isinstance(fork.step, int)
         named = dict(zip(_NAMES, keys.scripts, strict=True))
         for name, values in found.hashes.items():
             await self._write(named[name], {rename(k): rename(v) for k, v in values.items()})
         ring = [(rename(name), place) for name, place in found.ring if name.decode() in payloads]
         for name, place in ring:
             await self._store.command("ZADD", keys.ring, place, name)
-        rows = [row for row in found.rows if json.loads(row)["step"] <= fork.step]
+        rows = [row for row in found.rows if json.loads(row)["step"] <= plan.step]
         if rows:
             await self._store.command("RPUSH", keys.metrics, *rows)
-        await self._write(keys.meta, _meta(found.meta, fork, num_rows=len(rows)))
+        await self._write(keys.meta, _meta(found.meta, plan, num_rows=len(rows)))
 
     async def _read(self, parent: Any) -> _Copy:
         keys = JobKeys(parent.tenant, parent.job_id)
@@ -273,7 +274,7 @@ def _payload_names(found: _Copy) -> set[str]:
     return names | {json.loads(text)["payload"] for text in found.hashes["replay"].values()}
 
 
-def _without_evals(copy: _Copy, spec: JobSpec) -> _Copy:
+def _without_evals(copy: _Copy, eval_sets: Collection[str]) -> _Copy:
     """A ledger without open evaluations, which are due again if the fork has them.
 
     Their tasks and samples may differ there, and no worker has the version that they measure.
@@ -295,7 +296,7 @@ def _without_evals(copy: _Copy, spec: JobSpec) -> _Copy:
         "counts": {name: str(n).encode() for name, n in counts.items() if n},
     }
     open_ = () if run is None else (run.name, *run.then)
-    due = [n for n in dict.fromkeys((*open_, *copy.meta.eval_due)) if n in spec.eval_sets]
+    due = [n for n in dict.fromkeys((*open_, *copy.meta.eval_due)) if n in eval_sets]
     return replace(copy, hashes=hashes, meta=replace(copy.meta, eval=None, eval_due=tuple(due)))
 
 
@@ -341,26 +342,24 @@ def _cut(copy: _Copy, step: int, *, batch_groups: int) -> _Copy:
     return _Copy(hashes, meta, [], copy.rows)
 
 
-def _measured_meta(fork: ForkSpec) -> dict[str, str]:
+def _measured_meta(plan: ForkPlan) -> dict[str, str]:
     """The fields of a new ledger in which nothing but the weights of a checkpoint is measured."""
-    assert isinstance(fork.step, int)
-    known = {fork.step: fork.digest}
-    step = fork.step
+    known = {plan.step: plan.digest}
+    step = plan.step
     texts = field_texts(step=step, checkpoint_step=step, checkpoints=known, durable=step)
     return {name: text for name, text in texts.items() if text}
 
 
-def _meta(parent: LedgerMeta, fork: ForkSpec, *, num_rows: int) -> dict[str, str]:
+def _meta(parent: LedgerMeta, plan: ForkPlan, *, num_rows: int) -> dict[str, str]:
     """The fields of the new ledger: it is paused, and knows one checkpoint."""
-    assert isinstance(fork.step, int)
     texts = field_texts(
         step=parent.step,
         version=parent.version,
         incarnation=parent.incarnation,
         feed=parent.feed,
         clock=parent.clock,
-        checkpoint_step=fork.step,
-        checkpoints={fork.step: fork.digest},
+        checkpoint_step=plan.step,
+        checkpoints={plan.step: plan.digest},
         durable=parent.durable,
         exported=parent.exported,
         stop="paused",
@@ -370,7 +369,7 @@ def _meta(parent: LedgerMeta, fork: ForkSpec, *, num_rows: int) -> dict[str, str
         eval_sets={
             name: each
             for name, each in parent.eval_sets.items()
-            if each.step is None or each.step <= fork.step
+            if each.step is None or each.step <= plan.step
         },
     )
     return {name: text for name, text in texts.items() if text}

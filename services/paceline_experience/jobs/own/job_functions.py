@@ -20,7 +20,7 @@ from paceline.code.ledger_messages import (
 )
 from paceline.code.process_cap import ProcessCap, Release
 from paceline.config import JobSpec
-from paceline.config.named import NamedPlugin, own_called_by_workers, own_ledger_parts
+from paceline.config.named import NamedPlugin
 from paceline.config.needs import refusal
 from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.fair_queue import QueueOwner
@@ -83,9 +83,9 @@ class JobFunctions:
         self._needs = {field: frozenset(each) for field, each in needs.items()}
 
     async def describe(
-        self, spec: JobSpec, *, may_lack_packages: bool = False
+        self, own: Sequence[NamedPlugin], spec: JobSpec, *, may_lack_packages: bool = False
     ) -> dict[str, list[str]]:
-        """Import them and check their options; returns what `OwnParts.needs` says, by field.
+        """Import `own`, check their options; returns what `OwnParts.needs` says, by field.
 
         `may_lack_packages`: those that lack one are left out, instead of refused.
 
@@ -94,7 +94,7 @@ class JobFunctions:
         """
         wrong: list[str] = []
         found: dict[str, list[str]] = {}
-        for each in own_ledger_parts(spec):
+        for each in own:
             answer = await self._described(each, may_lack_packages=may_lack_packages)
             if answer.get("lacks_package"):
                 continue
@@ -109,7 +109,7 @@ class JobFunctions:
         return found
 
     async def check_called_by_workers(
-        self, spec: JobSpec, *, may_lack_packages: bool = False
+        self, called: Sequence[NamedPlugin], *, may_lack_packages: bool = False
     ) -> list[str]:
         """Import rewards and the transform, which workers call, and check how they are called.
 
@@ -121,7 +121,7 @@ class JobFunctions:
         wrong: list[str] = []
         untried: list[str] = []
         may_lack_packages = may_lack_packages or not _has_packages_of_rewards()
-        for each in own_called_by_workers(spec):
+        for each in called:
             try:
                 answer = await self._described(each, may_lack_packages=may_lack_packages)
                 wrong += _texts(answer.get("wrong"))

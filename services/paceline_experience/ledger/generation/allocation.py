@@ -17,7 +17,6 @@ from paceline.code.generation.starts import (
     runs_text,
     starts_of_runs,
 )
-from paceline.config import JobSpec
 from paceline.errors import InvalidError, plugin_boundary
 from paceline.plugins import (
     MAX_NAMED_TASKS,
@@ -108,13 +107,12 @@ class InstalledAllocation:
 
     slow = False
 
-    def __init__(self, spec: JobSpec, plugin: Allocator) -> None:
-        assert spec.experience.allocator is not None
+    def __init__(self, plugin: Allocator, *, kind: str, context: Context) -> None:
         self._plugin = plugin
         self._closing = plugin if isinstance(plugin, ClosesEarly) else None
         self.closes_early = self._closing is not None
-        self._label = f"experience.allocator: {spec.experience.allocator.kind}"
-        self._context = Context(0, spec.stop.steps, spec.tasks.seed)
+        self._label = f"experience.allocator: {kind}"
+        self._context = context
         self.problem = ""
 
     def start(self, drawn: Draw, step: int) -> Wave | None:

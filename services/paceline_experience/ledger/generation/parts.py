@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from paceline.config import JobSpec
-from paceline.config.named import NamedPlugin, own_ledger_parts
 from paceline.errors import InvalidError, UnavailableError, plugin_boundary
-from paceline.plugins import Allocator, Context, Learns, Sampler, registry
+from paceline.plugins import Allocator, Learns, Sampler, registry
 from paceline_experience.ledger.generation.allocation import (
     Allocation,
     InstalledAllocation,
@@ -20,6 +18,7 @@ from paceline_experience.ledger.generation.allocation import (
 )
 from paceline_experience.ledger.generation.learning import LearningPart, LearningPlugin
 from paceline_experience.ledger.generation.memory import Memory
+from paceline_experience.ledger.generation.plan import GenerationPlan
 from paceline_experience.ledger.own.allocation import OwnAllocation
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.own.plugin import OwnPlugin
@@ -68,7 +67,9 @@ class GenerationParts:
             each.close()
 
 
-def generation_parts(spec: JobSpec, num_tasks: int, own: OwnParts = NO_PARTS) -> GenerationParts:
+def generation_parts(
+    plan: GenerationPlan, num_tasks: int, own: OwnParts = NO_PARTS
+) -> GenerationParts:
     """The parts of a job over `num_tasks` tasks; `own` calls those of its code.
 
     Raises:
@@ -76,92 +77,87 @@ def generation_parts(spec: JobSpec, num_tasks: int, own: OwnParts = NO_PARTS) ->
     """
     learners: list[LearningPart] = []
     of_code: list[OwnPlugin] = []
-    cursor = _cursor(spec, num_tasks, own, learners, of_code)
-    allocation = _allocation(spec, own, learners, of_code)
+    cursor = _cursor(plan, num_tasks, own, learners, of_code)
+    allocation = _allocation(plan, own, learners, of_code)
     learners += [each for each in of_code if each.learns]
     return GenerationParts(cursor, allocation, learners, of_code)
 
 
 def _cursor(
-    spec: JobSpec,
+    plan: GenerationPlan,
     num_tasks: int,
     own: OwnParts,
     learners: list[LearningPart],
     of_code: list[OwnPlugin],
 ) -> TaskCursor:
-    kind, tasks = spec.experience.sampler.kind, spec.tasks
+    kind = plan.sampler.kind
     if num_tasks == 0:
         return TaskCursor(_NoSampler(), kind=kind)
-    if (plugin := _own_part(spec, "samplers")) is not None:
-        drawn = OwnSampler(plugin, own, num_tasks=num_tasks, seed=tasks.seed, epochs=tasks.epochs)
+    if (plugin := plan.own_sampler) is not None:
+        drawn = OwnSampler(plugin, own, num_tasks=num_tasks, seed=plan.seed, epochs=plan.epochs)
         of_code.append(drawn)
         return TaskCursor(drawn, kind=kind, ready=drawn.ready)
     with plugin_errors(_SAMPLER, kind):
-        sampler = make_sampler(spec, num_tasks)
+        sampler = make_sampler(plan, num_tasks)
         if isinstance(sampler, Learns):
             learners.append(LearningPlugin(sampler, field=_SAMPLER, kind=kind))
         return TaskCursor(sampler, kind=kind)
 
 
-def make_sampler(spec: JobSpec, num_tasks: int) -> Sampler:
+def make_sampler(plan: GenerationPlan, num_tasks: int) -> Sampler:
     """The installed sampler of a job over `num_tasks` tasks."""
-    sampler, tasks = spec.experience.sampler, spec.tasks
-    make = registry.find("samplers", sampler.kind)
-    return make(num_tasks, seed=tasks.seed, epochs=tasks.epochs, **sampler.options)
+    make = registry.find("samplers", plan.sampler.kind)
+    return make(num_tasks, seed=plan.seed, epochs=plan.epochs, **plan.sampler.options)
 
 
 def _allocation(
-    spec: JobSpec, own: OwnParts, learners: list[LearningPart], of_code: list[OwnPlugin]
+    plan: GenerationPlan, own: OwnParts, learners: list[LearningPart], of_code: list[OwnPlugin]
 ) -> Allocation | None:
-    wanted = spec.experience.allocator
+    wanted = plan.allocator
     if wanted is None:
         return None
-    if (plugin := _own_part(spec, "allocators")) is not None:
-        found = OwnAllocation(plugin, own, spec)
+    if (plugin := plan.own_allocator) is not None:
+        found = OwnAllocation(plugin, own, plan)
         of_code.append(found)
         return found
     with plugin_errors(_ALLOCATOR, wanted.kind):
         make = registry.find("allocators", wanted.kind)
-        allocator: Allocator = make(group_size=spec.experience.group_size, **wanted.options)
+        allocator: Allocator = make(group_size=plan.group_size, **wanted.options)
     if isinstance(allocator, Learns):
         learners.append(LearningPlugin(allocator, field=_ALLOCATOR, kind=wanted.kind))
-    return InstalledAllocation(spec, allocator)
+    return InstalledAllocation(allocator, kind=wanted.kind, context=plan.context)
 
 
-def _own_part(spec: JobSpec, kind: str) -> NamedPlugin | None:
-    return next((each for each in own_ledger_parts(spec) if each.kind == kind), None)
-
-
-def try_installed(spec: JobSpec, num_tasks: int) -> int:
+def try_installed(plan: GenerationPlan, num_tasks: int) -> int:
     """Draw once, start a group, and let plug-ins learn from it; returns the task's position.
 
     Raises:
         InvalidError: one of them fails.
     """
-    parts = generation_parts(spec, num_tasks)
+    parts = generation_parts(plan, num_tasks)
     memory = _remembered(parts.learners)
-    has_own_sampler = _own_part(spec, "samplers") is not None
+    has_own_sampler = plan.own_sampler is not None
     drawn = (None if has_own_sampler else parts.cursor.draw()) or Draw(0, 0)
-    asyncio.run(_try(parts, drawn, spec, memory, slow=False))
+    asyncio.run(_try(parts, drawn, plan, memory, slow=False))
     problems = [parts.cursor.problem, *(each.problem for each in parts.learners)]
     if problem := next(filter(None, problems), ""):
         raise InvalidError(problem)
     return drawn.position
 
 
-async def try_own(spec: JobSpec, num_tasks: int, own: OwnParts) -> None:
+async def try_own(plan: GenerationPlan, num_tasks: int, own: OwnParts) -> None:
     """The same for those of the job's code: whether it draws a batch, and the same after a restart.
 
     Raises:
         InvalidError: one of them fails.
         UnavailableError: they cannot be called for now.
     """
-    parts = generation_parts(spec, num_tasks, own)
+    parts = generation_parts(plan, num_tasks, own)
     memory = _remembered(parts.learners)
     sampler = next((each for each in parts.own if isinstance(each, OwnSampler)), None)
-    first = await _first_draws(sampler, spec, num_tasks) if sampler is not None else None
+    first = await _first_draws(sampler, plan, num_tasks) if sampler is not None else None
     drawn = draw_of(0, first.picks[0][0]) if first is not None else parts.cursor.draw()
-    await _try(parts, drawn or Draw(0, 0), spec, memory, slow=True)
+    await _try(parts, drawn or Draw(0, 0), plan, memory, slow=True)
     if sampler is not None and first is not None and sampler.learns:
         await sampler.drawn(first.picks[0][1], 1)
 
@@ -174,7 +170,7 @@ def _remembered(learners: Sequence[LearningPart]) -> Memory:
 
 
 async def _try(
-    parts: GenerationParts, drawn: Draw, spec: JobSpec, memory: Memory, *, slow: bool
+    parts: GenerationParts, drawn: Draw, plan: GenerationPlan, memory: Memory, *, slow: bool
 ) -> None:
     """Start a group, and let plug-ins learn from it; only those of the job's code, or no such."""
     if parts.allocation is not None and parts.allocation.slow is slow:
@@ -190,14 +186,14 @@ async def _try(
     )
     failed = OutcomeRecord(seq=1, task=drawn.position, failed="group_failed", pick=drawn.pick)
     outcomes = (tried.outcome(), failed.outcome())
-    context = Context(0, spec.stop.steps, spec.tasks.seed, outcomes=outcomes)
+    context = replace(plan.context, outcomes=outcomes)
     for each in parts.learners:
         if isinstance(each, OwnPlugin) is slow:
             memory.apply(await each.learn(context, memory))
             each.remember(memory)
 
 
-async def _first_draws(sampler: OwnSampler, spec: JobSpec, num_tasks: int) -> DrawnTasks:
+async def _first_draws(sampler: OwnSampler, plan: GenerationPlan, num_tasks: int) -> DrawnTasks:
     """The first tasks of a sampler of the job's code, which is checked by them."""
     first = await sampler.drawn({}, AHEAD, fresh=True)
     if not first.picks:
@@ -214,42 +210,42 @@ async def _first_draws(sampler: OwnSampler, spec: JobSpec, num_tasks: int) -> Dr
                         "memory, since it goes on so after a restart"
                     )
                 )
-    await _check_own_fills_a_batch(sampler, first, spec, num_tasks)
+    await _check_own_fills_a_batch(sampler, first, plan, num_tasks)
     return first
 
 
 async def _check_own_fills_a_batch(
-    sampler: OwnSampler, first: DrawnTasks, spec: JobSpec, num_tasks: int
+    sampler: OwnSampler, first: DrawnTasks, plan: GenerationPlan, num_tasks: int
 ) -> None:
-    wanted, found, drawn = spec.experience.batch_groups, first, len(first.picks)
+    wanted, found, drawn = plan.batch_groups, first, len(first.picks)
     until = asyncio.get_running_loop().time() + _TRY_S
-    while drawn < wanted and not found.over and spec.tasks.epochs is not None:
+    while drawn < wanted and not found.over and plan.epochs is not None:
         if asyncio.get_running_loop().time() > until:
             return
         found = await sampler.drawn(found.picks[-1][1], AHEAD)
         drawn += len(found.picks)
-    if drawn < wanted and spec.tasks.epochs is not None:
-        raise _too_few(spec, num_tasks, drawn)
+    if drawn < wanted and plan.epochs is not None:
+        raise _too_few(plan, num_tasks, drawn)
 
 
-def check_fills_a_batch(spec: JobSpec, num_tasks: int) -> None:
+def check_fills_a_batch(plan: GenerationPlan, num_tasks: int) -> None:
     """Raise `InvalidError` if all epochs together have fewer groups than one step trains on.
 
     A sampler of the job's code is not asked here.
     """
-    wanted, epochs = spec.experience.batch_groups, spec.tasks.epochs
-    if epochs is None or _own_part(spec, "samplers") is not None:
+    wanted, epochs = plan.batch_groups, plan.epochs
+    if epochs is None or plan.own_sampler is not None:
         return
-    cursor = TaskCursor(make_sampler(spec, num_tasks), kind=spec.experience.sampler.kind)
+    cursor = TaskCursor(make_sampler(plan, num_tasks), kind=plan.sampler.kind)
     drawn = sum(1 for _ in takewhile(lambda _: cursor.draw() is not None, range(wanted)))
     if drawn < wanted and not cursor.problem:
-        raise _too_few(spec, num_tasks, drawn)
+        raise _too_few(plan, num_tasks, drawn)
 
 
-def _too_few(spec: JobSpec, num_tasks: int, drawn: int) -> InvalidError:
+def _too_few(plan: GenerationPlan, num_tasks: int, drawn: int) -> InvalidError:
     return InvalidError(
-        f"experience.batch_groups: {spec.experience.batch_groups}, but tasks.epochs "
-        f"{spec.tasks.epochs} of {num_tasks} tasks has only {drawn} groups, so that no step could "
+        f"experience.batch_groups: {plan.batch_groups}, but tasks.epochs "
+        f"{plan.epochs} of {num_tasks} tasks has only {drawn} groups, so that no step could "
         f"be trained; allowed: at most {drawn}, or more epochs or tasks"
     )
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from paceline.code.generation.messages import open_group_fields, pick_fields
 from paceline.code.generation.starts import pick_of, starts_of_runs
-from paceline.config import JobSpec
 from paceline.config.named import NamedPlugin
 from paceline.plugins import MAX_WAVE, MAX_WAVES, Start
 from paceline_experience.ledger.generation.allocation import (
@@ -17,6 +16,7 @@ from paceline_experience.ledger.generation.allocation import (
     open_group,
 )
 from paceline_experience.ledger.generation.memory import Memory
+from paceline_experience.ledger.generation.plan import GenerationPlan
 from paceline_experience.ledger.own.parts import OwnParts
 from paceline_experience.ledger.own.plugin import UNREADABLE, OwnPlugin
 from paceline_experience.ledger.state import GroupRecord
@@ -30,10 +30,10 @@ class OwnAllocation(OwnPlugin):
 
     slow = True
 
-    def __init__(self, plugin: NamedPlugin, own: OwnParts, spec: JobSpec) -> None:
-        super().__init__(plugin, own, given={"group_size": spec.experience.group_size})
+    def __init__(self, plugin: NamedPlugin, own: OwnParts, plan: GenerationPlan) -> None:
+        super().__init__(plugin, own, given={"group_size": plan.group_size})
         self.closes_early = self.has("enough")
-        self._total_steps, self._seed = spec.stop.steps, spec.tasks.seed
+        self._total_steps, self._seed = plan.total_steps, plan.seed
         self._step = 0
         self._wanted: dict[str, Draw] = {}  # by the name of the group
         self._waves: dict[str, Wave] = {}

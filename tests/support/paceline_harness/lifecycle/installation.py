@@ -30,7 +30,6 @@ from paceline_controller.runtimes.kubernetes.connection import KubernetesClient
 from paceline_controller.runtimes.kubernetes.events import Events
 from paceline_controller.runtimes.kubernetes.resources import TRAINING_JOBS
 from paceline_controller.runtimes.kubernetes.watches import Cache
-from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.service import ExperienceService
 from paceline_experience.store.store import Store
@@ -53,28 +52,6 @@ HOLD_S = 0.5
 _SPEED = 20  # of the clock of objects
 Answer = TypeVar("Answer")
 SERVICES = (WorkerKind.EXPERIENCE, WorkerKind.GATEWAY, WorkerKind.CONTROLLER)
-
-
-class QuickExperience(ExperienceService):
-    """Waits less before it deletes, and shares its `dry_run` with the ones before and after it."""
-
-    def __init__(
-        self, chassis: Chassis, *, store: Store, options: ExperienceOptions, dry_run: DryRun
-    ) -> None:
-        self._shared = dry_run
-        super().__init__(chassis, store=store, options=options)
-
-    def _make_dry_run(self) -> DryRun:
-        return self._shared
-
-    def _make_deletion(self, settle_s: float = SETTLE_S) -> Deletion:
-        return super()._make_deletion(settle_s)
-
-    async def release(self) -> None:
-        """Free what the system frees of a process that is killed: files, threads and children."""
-        self._audit.close()
-        for each in (self._deletion, self._own_functions, self._own_tasks, self._data):
-            await each.close()
 
 
 @dataclass(slots=True)
@@ -203,7 +180,9 @@ class Installation:
             path.unlink(missing_ok=True)
             await service.release()
 
-        service = QuickExperience(chassis, store=store, options=options, dry_run=self._dry_run)
+        service = ExperienceService(
+            chassis, store=store, options=options, dry_run=self._dry_run, settle_s=SETTLE_S
+        )
         await _serve(process, service, chassis)
         return _Running(process, close)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from paceline.code import archive as codes
 from paceline.code.archive import MAX_FILES
-from paceline.code.modules import missing_modules
+from paceline.code.modules import missing_modules, own_targets
 from paceline.config import parse_job
 from paceline.config.quota import MIB
 from paceline.digest import digest_of
@@ -159,8 +159,8 @@ def test_modules_that_python_has_are_refused() -> None:
             "reward": [{"kind": "python", "function": "scoring.deep:score"}],
         }
     )
-    assert list(missing_modules(spec, ["world.py", "scoring/deep.py", "scoring/__init__.py"])) == []
-    found = list(missing_modules(spec, ["random.py", "words.txt", "world/__init__.py"]))
+    assert list(missing_modules(own_targets(spec), ["world.py", "scoring/deep.py", "scoring/__init__.py"])) == []
+    found = list(missing_modules(own_targets(spec), ["random.py", "words.txt", "world/__init__.py"]))
     assert found == [
         "code: 'random' is a module that Python or Paceline has; rename it",
         "reward.0.options.function: module 'scoring.deep' is not in the job's code; "

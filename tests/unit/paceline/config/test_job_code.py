@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.code.modules import missing_modules
+from paceline.code.modules import missing_modules, own_targets
 from paceline.config import parse_job
 from paceline.config.named import problems
 from paceline.errors import InvalidError
@@ -88,7 +88,7 @@ def test_what_may_come_with_a_job_is_left_to_its_own_processes() -> None:
     )
     assert list(problems(spec)) == []
     assert list(problems(spec, in_process=True)) == []
-    lines = list(missing_modules(spec, ["other.py"]))
+    lines = list(missing_modules(own_targets(spec), ["other.py"]))
     fields = [line.partition(":")[0] for line in lines]
     assert fields == [
         "tasks.environment",
@@ -99,7 +99,7 @@ def test_what_may_come_with_a_job_is_left_to_its_own_processes() -> None:
         "experience.advantage.kind",
         "experience.advantage_shaping.0.kind",
     ]
-    assert list(missing_modules(spec, ["mine/__init__.py"])) == []
+    assert list(missing_modules(own_targets(spec), ["mine/__init__.py"])) == []
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from paceline.errors import StoreError
 from paceline_experience.dispatch.slots import SlotAccounting
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import OpenLedger
 from paceline_experience.store.store import Store
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 async def test_an_uncertain_lease_is_settled_once(store: Store, worlds: Worlds) -> None:
     world = worlds(store)
-    job = await JobStore(store).create(world.spec, artifacts={})
+    job = await JobStore(store).create(JobParts(world.spec), artifacts={})
     world.job_id = job_id = job.status.job_id
     ledger = await world.started()
     entry = OpenLedger(job, world.spec, ledger)

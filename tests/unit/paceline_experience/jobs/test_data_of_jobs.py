@@ -13,17 +13,17 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from paceline.config.service import ExperienceOptions
 from paceline.data import JobData, MissingDataError
 from paceline.enums import JobState
 from paceline.errors import InvalidError, UnavailableError
 from paceline_experience.jobs.data import DataOfJobs, cache_folder
 from paceline_experience.jobs.dry_run import DryRun
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -36,24 +36,15 @@ GOOD = "".join(json.dumps({"question": f"q{n}", "answer": "a"}) + "\n" for n in 
 
 @pytest.fixture
 async def site(sites: Sites, store: Store, tmp_path: Path) -> AsyncIterator[Site]:
-    made = sites(store, tmp_path, retry_s=0.0)
+    made = sites(store, tmp_path, retry_s=0.0, data_folders=(str(tmp_path),))
     yield made
     await made.ledgers.close()
 
 
 @pytest.fixture
-async def data(site: Site, tmp_path: Path) -> AsyncIterator[DataOfJobs]:
+def data(site: Site) -> DataOfJobs:
     """What the ledgers of the site read rows with."""
-    options = ExperienceOptions(data_folders=(str(tmp_path),))
-    made = DataOfJobs(
-        folders=cast(Any, None),  # no uploads
-        jobs=site.jobs,
-        options=options,
-        wait_again_s=60.0,
-    )
-    cast(Any, site.ledgers)._data = made
-    yield made
-    await made.close()
+    return site.code.data
 
 
 def readers() -> list[psutil.Process]:
@@ -116,7 +107,7 @@ async def test_who_submits_again_is_told_how_reading_has_ended(
         deadline = time.monotonic() + PATIENCE_S
         while True:
             with suppress(UnavailableError):
-                await data.of(spec, wait_s=0.1)
+                await data.of(JobParts(spec), wait_s=0.1)
                 return
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
@@ -165,7 +156,7 @@ async def test_closing_gives_up_what_is_being_read(
     spec = site.ledgers.active[site.job_id].spec
     path.write_text(GOOD * 2000)
     with pytest.raises(UnavailableError, match="still being read"):
-        await data.of(spec, wait_s=0.05)
+        await data.of(JobParts(spec), wait_s=0.05)
     while not (found := readers()):
         await asyncio.sleep(0.01)
     (reader,) = found

@@ -184,7 +184,7 @@ async def test_a_job_is_deleted_in_every_state(site: Site, state: JobState) -> N
     await site.submit()
     if state is not JobState.QUEUED:
         await site.begin(0)
-        await site.job_service.pausing.pause(site.job_id, reason="")
+        await site.pausing.pause(site.job_id, reason="")
     if state is JobState.PAUSED:
         await site.job_service.set_state(site.job_id, JobState.PAUSED, reason="")
     assert (await site.status()).state == (state if state is not JobState.QUEUED else "queued")

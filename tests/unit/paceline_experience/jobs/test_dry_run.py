@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from paceline.data import JobData
 from paceline.errors import InvalidError
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_harness.gates import OTHERS_RAN
@@ -25,14 +26,14 @@ async def test_a_child_that_died_idle_is_no_fault_of_the_next_job(
 ) -> None:
     spec = worlds(store).spec
     dry_run = DryRun(timeout_s=100.0, memory_bytes=1 << 30)
-    await dry_run.check(spec)
+    await dry_run.check(spec, JobData())
     process = cast(Any, dry_run)._idle[0]._family.process
     os.kill(process.pid, signal.SIGKILL)
     await process.wait()
-    await dry_run.check(spec)
+    await dry_run.check(spec, JobData())
     wrong = worlds(store, experience={"sampler": {"kind": "shuffle", "bogus": 1}}).spec
     with pytest.raises(InvalidError, match="unknown option"):
-        await dry_run.check(wrong)
+        await dry_run.check(wrong, JobData())
     await dry_run.close()
 
 

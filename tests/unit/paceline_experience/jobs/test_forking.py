@@ -30,8 +30,10 @@ from paceline.errors import (
 )
 from paceline.v1.experience_pb2 import TrainSample
 from paceline_experience.jobs.forks.forking import Forking
-from paceline_experience.jobs.forks.submissions import Submissions
+from paceline_experience.jobs.forks.plan import ForkPlan, fork_plan
 from paceline_experience.jobs.job_files import JobFiles
+from paceline_experience.jobs.job_parts import JobParts
+from paceline_experience.jobs.registration import JobRequest
 from paceline_experience.jobs.registry import LIVE, TENANTS
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store, client_of
@@ -290,6 +292,17 @@ async def test_a_repeated_request_finds_its_fork_although_the_parent_is_gone(sit
     assert (await site.job_service.submit(spec, request_id="r", files={})).status.job_id == child
 
 
+def request_of(child: JobSpec) -> JobRequest:
+    """The request for a job of which a tenant may have nine."""
+    return JobRequest(child.name, child.tenant, "r", 9)
+
+
+def plan_of(child: JobSpec) -> ForkPlan:
+    plan = fork_plan(child)
+    assert plan is not None
+    return plan
+
+
 async def test_a_fork_that_has_failed_leaves_nothing(site: Site) -> None:
     spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
     raw = spec.model_dump(mode="json", by_alias=True)
@@ -299,12 +312,12 @@ async def test_a_fork_that_has_failed_leaves_nothing(site: Site) -> None:
     names: list[str] = []
 
     async def dies(job_id: str) -> dict[str, Any]:
-        await site.forking.copy(child, job_id)
+        await site.forking.copy(plan_of(child), job_id)
         names.append(job_id)
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        await site.jobs.registration.prepare(child, request_id="r", max_live=2, make=dies)
+        await site.jobs.registration.prepare(request_of(child), dies)
     assert set(await site.store.command("KEYS", "*")) > before
     await site.deletion.sweep()
     found = await site.store.command("KEYS", "*")
@@ -348,11 +361,11 @@ async def gated(site: Site) -> AsyncIterator[Site]:
     (site.run_dir / "jobs").rename(site.run_dir / "objects" / "jobs")
     (site.run_dir / "jobs").symlink_to(site.run_dir / "objects" / "jobs")
     site.storage = f"gated://{site.run_dir}/objects"
+    site.copy_wait_s = 0.1
     await site.die()
-    site.job_service.submissions = Submissions(wait_s=0.1)
     yield site
     GatedStorage.gate.set()
-    await site.job_service.submissions.close()
+    await site.in_flight.close()
 
 
 async def copying(site: Site, *, request_id: str = "r") -> None:
@@ -471,7 +484,7 @@ async def test_the_parent_drops_trajectories_while_its_ledger_is_copied(
     moving.move = goes_on
     child = JobSpec.model_validate(raw)
     made = await site.jobs.registration.prepare(
-        child, request_id="r", max_live=9, make=lambda name: forking.copy(child, name)
+        request_of(child), lambda name: forking.copy(plan_of(child), name)
     )
     assert made["step"] == 6
     assert moving.move is None
@@ -543,7 +556,7 @@ async def test_a_stop_of_the_service_ends_the_copy_and_the_request_comes_again(
     await copying(gated)
     (lost,) = await listed(gated) - {gated.job_id}
     GatedStorage.gate.set()
-    await gated.job_service.submissions.close()
+    await gated.in_flight.close()
     await gated.die()
     await gated.deletion.abandon(await gated.jobs.repair())
     await swept(gated)
@@ -606,7 +619,7 @@ async def test_a_request_does_not_get_an_id_that_is_being_deleted(site: Site) ->
     await site.die()
     await site.deletion.abandon(await site.jobs.repair())
     for again in (
-        site.jobs.create(spec, artifacts={}, request_id="r"),
+        site.jobs.create(JobParts(spec), artifacts={}, request_id="r"),
         forked(site, request_id="r"),
     ):
         with pytest.raises(UnavailableError, match="is being deleted; repeat the request"):
@@ -614,7 +627,9 @@ async def test_a_request_does_not_get_an_id_that_is_being_deleted(site: Site) ->
     site.storage = ""
     await site.die()
     await swept(site)
-    assert (await site.jobs.create(spec, artifacts={}, request_id="r")).status.job_id != lost
+    assert (
+        await site.jobs.create(JobParts(spec), artifacts={}, request_id="r")
+    ).status.job_id != lost
 
 
 async def test_an_id_whose_request_was_given_up_is_deleted_after_a_while(site: Site) -> None:

@@ -11,6 +11,7 @@ from paceline.enums import Purpose
 from paceline.progress import EvalOutcome, LedgerProgress
 from paceline.types import Job
 from paceline_experience.jobs.history import History, JobMetricRow, summarise
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.records import row_text
 from paceline_experience.store.keys import JobKeys
@@ -25,7 +26,7 @@ async def job(store: Store) -> Job:
         "tasks": {"environment": "arithmetic"},
         "reward": [{"kind": "exact"}],
     }
-    return await JobStore(store).create(JobSpec.model_validate(fields), artifacts={})
+    return await JobStore(store).create(JobParts(JobSpec.model_validate(fields)), artifacts={})
 
 
 async def add(store: Store, job: Job, *, step: int, kind: str, values: dict[str, Any]) -> None:

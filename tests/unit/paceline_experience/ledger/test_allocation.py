@@ -65,7 +65,9 @@ def group_of(num_finished: int, *, reward: float = 0.0) -> GroupRecord:
 async def reads_of(plugin: Any, worlds: Worlds, store: Store) -> tuple[int, list[bool]]:
     """How often results are read while a wave finishes one by one, and what was answered."""
     spec = worlds(store, experience={"allocator": {"kind": "redundancy"}, "group_size": 8}).spec
-    allocation = InstalledAllocation(spec, plugin)
+    allocation = InstalledAllocation(
+        plugin, kind="redundancy", context=Context(0, spec.stop.steps, spec.tasks.seed)
+    )
     groups = [group_of(n) for n in range(1, SIZE)]
     answers = [await allocation.enough(each) for each in groups]
     found = [each.results for each in groups]

@@ -206,11 +206,11 @@ class EndingMachine(RuleBasedStateMachine):
 
     @rule()
     def pause(self) -> None:
-        self.attempt(self.site.job_service.pausing.pause(self.site.job_id, reason=""))
+        self.attempt(self.site.pausing.pause(self.site.job_id, reason=""))
 
     @rule()
     def resume(self) -> None:
-        self.attempt(self.site.job_service.pausing.resume(self.site.job_id, reason=""))
+        self.attempt(self.site.pausing.resume(self.site.job_id, reason=""))
 
     @invariant()
     def nothing_is_leased_of_a_paused_job(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.data import JobData
 from paceline.enums import GiveBackReason
 from paceline.errors import InvalidError
 from paceline_experience.ledger.ledger import EpisodeKey
@@ -202,7 +203,7 @@ async def test_a_batch_that_all_epochs_cannot_fill_is_refused(
     assert spec.experience.batch_groups == 2
     told = r"experience\.batch_groups: 2, but tasks\.epochs 1 of 1 tasks has only 1 groups"
     with nullcontext() if enough else pytest.raises(InvalidError, match=told):
-        await asyncio.to_thread(try_plugins, spec)
+        await asyncio.to_thread(try_plugins, spec, JobData())
 
 
 async def test_a_trainer_that_dies_at_the_end_trains_the_last_steps_again(

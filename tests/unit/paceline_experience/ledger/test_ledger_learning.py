@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.data import JobData
 from paceline.errors import InvalidError
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.ledger.sources import try_plugins
@@ -115,11 +116,11 @@ async def test_groups_that_are_given_up_are_told_with_the_reason(
 async def test_one_that_cannot_learn_is_refused_or_fails_its_job(
     store: Store, worlds: Worlds, deed: str, says: str
 ) -> None:
-    await asyncio.to_thread(try_plugins, worlds(store, experience=LEARNING).spec)
+    await asyncio.to_thread(try_plugins, worlds(store, experience=LEARNING).spec, JobData())
     wrong = {**LEARNING, "sampler": {"kind": "weakest", "deed": deed}}
     world = worlds(store, experience=wrong)
     with pytest.raises(InvalidError, match=says):
-        await asyncio.to_thread(try_plugins, world.spec)
+        await asyncio.to_thread(try_plugins, world.spec, JobData())
     ledger = await world.started()
     waits = asyncio.create_task(ledger.take(incarnation=1, step=0, rank=0, world=1))
     while not world.hooks.ends:

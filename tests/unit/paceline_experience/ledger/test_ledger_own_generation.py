@@ -12,6 +12,7 @@ import pytest
 from paceline.config.uploads import CodeSpec
 from paceline.sandbox import landlock
 from paceline.v1 import experience_pb2 as pb
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import sealed_processes
 
@@ -48,7 +49,7 @@ def functions(own_code: OwnCode) -> OwnFunctions:
 async def with_own(functions: OwnFunctions, world: World) -> World:
     """The world of a job with code."""
     spec = world.spec.model_copy(update={"code": CodeSpec(digest="0" * 64)})
-    return replace(world, spec=spec, own=await functions.of(world.job_id, spec))
+    return replace(world, spec=spec, own=await functions.of(world.job_id, JobParts(spec)))
 
 
 def played(world: World, leased: list[Assignment]) -> list[Trajectory]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.data import JobData
 from paceline.errors import InvalidError
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.ledger.sources import try_plugins
@@ -231,7 +232,7 @@ async def test_one_that_errs_is_refused(
 ) -> None:
     world = worlds(store, experience={"replay": replay})
     with pytest.raises(InvalidError, match=says):
-        await asyncio.to_thread(try_plugins, world.spec)
+        await asyncio.to_thread(try_plugins, world.spec, JobData())
 
 
 async def test_one_that_errs_later_fails_its_job(store: Store, worlds: Worlds) -> None:

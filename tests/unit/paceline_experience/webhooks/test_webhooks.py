@@ -22,6 +22,7 @@ from paceline.config.lifecycle.stopping import NotifySpec
 from paceline.config.lifecycle.webhooks import WebhookSettings
 from paceline.enums import JobState
 from paceline.errors import InvalidError, NotFoundError, PermissionDeniedError
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.store.store import Store
 from paceline_experience.webhooks.notice import notice_of
 from paceline_experience.webhooks.outbox import Webhooks
@@ -201,7 +202,7 @@ async def test_a_job_that_takes_long_to_prepare_is_told_of(
 
     spec, jobs = make_spec(setup), setup.site.jobs
     prepared = await jobs.registration.prepare(spec, request_id="r", max_live=None, make=prepare)
-    job = await jobs.create(spec, artifacts={}, request_id="r", prepared=prepared)
+    job = await jobs.create(JobParts(spec), artifacts={}, request_id="r", prepared=prepared)
     await jobs.transition(job.status.job_id, JobState.FAILED)
     await setup.webhooks.sweep()
     assert len(receiver.requests) == 1
@@ -211,10 +212,10 @@ async def test_a_request_that_comes_again_tells_nobody_again(
     setup: Setup, receiver: Receiver
 ) -> None:
     jobs, spec = setup.site.jobs, make_spec(setup)
-    job = await jobs.create(spec, artifacts={}, request_id="r")
+    job = await jobs.create(JobParts(spec), artifacts={}, request_id="r")
     await jobs.transition(job.status.job_id, JobState.FAILED)
     await setup.webhooks.sweep()
-    await jobs.create(spec, artifacts={}, request_id="r")
+    await jobs.create(JobParts(spec), artifacts={}, request_id="r")
     await jobs.live()
     await setup.webhooks.sweep()
     assert len(receiver.requests) == 1
@@ -269,7 +270,7 @@ async def test_a_tenant_whose_receivers_hang_keeps_no_other_waiting(
     notify = NotifySpec(webhook=f"{origin}/")
     for _ in range(100):
         job = await setup.site.jobs.create(
-            make_spec(setup, tenant="slow", notify=notify), artifacts={}
+            JobParts(make_spec(setup, tenant="slow", notify=notify)), artifacts={}
         )
         await setup.site.jobs.transition(job.status.job_id, JobState.FAILED)
     await webhooks.sweep()

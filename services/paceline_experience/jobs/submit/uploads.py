@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from paceline.code.archive import check
-from paceline.errors import DeadlineError, InvalidError
+from paceline.errors import ConfigError, DeadlineError, InvalidError, NotFoundError
 from paceline.fair_queue import FairQueue, QueueOwner
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.tenancy.quotas import Quotas
@@ -73,6 +73,20 @@ class Uploads:
                     raise
         except TimeoutError:
             raise DeadlineError(f"code: was not sent within {UPLOAD_S:g} s") from None
+
+    async def names_of(self, tenant: str, field: str, digest: str) -> list[str]:
+        """The names in an upload that a section of a job names by its digest.
+
+        Raises:
+            ConfigError: the tenant has no such upload.
+        """
+        try:
+            return await self._artifacts.names_of(tenant, digest)
+        except NotFoundError:
+            raise ConfigError(
+                f"{field}.digest: tenant {tenant!r} has not uploaded {digest}, or "
+                "none of its jobs has used it for a week; upload it with POST /v1/code"
+            ) from None
 
     async def _receive(self, tenant: str, pieces: AsyncIterator[CodePiece]) -> UploadedCode:
         announced = CodePiece(b"")

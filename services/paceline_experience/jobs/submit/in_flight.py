@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from paceline.config import JobSpec
 from paceline.errors import ConflictError, PacelineError, PendingError, UnavailableError
 from paceline.telemetry.logs import Log
 from paceline.types import Job
@@ -19,31 +18,35 @@ log = Log("submissions")
 
 
 @dataclass(frozen=True, slots=True)
-class _Submission:
-    spec: str
+class _Pending:
+    text: str  # of the spec
     task: asyncio.Task[Job]
 
 
-class Submissions:
+class InFlight:
     """One task for each request, which ends when the job is submitted, not when a call is."""
 
     def __init__(self, *, wait_s: float = _WAIT_S, keep_s: float = _KEEP_S) -> None:
         self._wait_s = wait_s
         self._keep_s = keep_s
-        self._found: dict[tuple[str, str], _Submission] = {}
+        self._pending: dict[tuple[str, str], _Pending] = {}  # by tenant and request id
 
-    def check(self, spec: JobSpec, request_id: str) -> None:
-        """Raise `ConflictError` if the request is submitting another spec."""
-        found = self._found.get((spec.tenant, request_id))
-        if found is None or found.task.done():
+    def check(self, tenant: str, request_id: str, text: str) -> None:
+        """Raise `ConflictError` if the request is submitting a spec with another text."""
+        pending = self._pending.get((tenant, request_id))
+        if pending is None or pending.task.done():
             return
-        if found.spec != spec.model_dump_json():
+        if pending.text != text:
             raise ConflictError(
                 f"request_id {request_id!r} is submitting another spec; use a new request_id"
             )
 
-    async def submit(
-        self, spec: JobSpec, request_id: str, make: Callable[[], Coroutine[Any, Any, Job]]
+    async def share(
+        self,
+        tenant: str,
+        request_id: str,
+        text: str,
+        make: Callable[[], Coroutine[Any, Any, Job]],
     ) -> Job:
         """The job that `make` submits, which is called once for equal requests at a time.
 
@@ -52,40 +55,40 @@ class Submissions:
             PendingError: it takes longer than a request may, and goes on; repeat the request.
             PacelineError: as `make` raises.
         """
-        self.check(spec, request_id)
-        key, text = (spec.tenant, request_id), spec.model_dump_json()
-        found = self._found.get(key)
-        if found is None or found.spec != text:  # or another one that has failed
+        self.check(tenant, request_id, text)
+        key = (tenant, request_id)
+        pending = self._pending.get(key)
+        if pending is None or pending.text != text:  # or another one that has failed
             task = asyncio.create_task(make(), name="submission")
-            found = self._found[key] = _Submission(text, task)
-            task.add_done_callback(partial(self._ended, key, found))
-        done, _ = await asyncio.wait({found.task}, timeout=self._wait_s)
+            pending = self._pending[key] = _Pending(text, task)
+            task.add_done_callback(partial(self._ended, key, pending))
+        done, _ = await asyncio.wait({pending.task}, timeout=self._wait_s)
         if not done:
             raise PendingError(
                 "fork: the checkpoint is being copied, which goes on; "
                 "repeat the request with the same request_id (HTTP: Idempotency-Key)"
             )
-        self._forget(key, found)
-        if found.task.cancelled():
+        self._forget(key, pending)
+        if pending.task.cancelled():
             raise UnavailableError("the service stops; repeat the request")
-        return found.task.result()
+        return pending.task.result()
 
-    def _ended(self, key: tuple[str, str], found: _Submission, task: asyncio.Task[Job]) -> None:
-        """Of a job that was submitted the record tells; a failure is kept for who asks again."""
+    def _ended(self, key: tuple[str, str], pending: _Pending, task: asyncio.Task[Job]) -> None:
+        """Keep a failure for whoever asks again; of a submitted job the record tells."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            told = error.message if isinstance(error, PacelineError) else repr(error)
-            log.warning("cannot submit", tenant=key[0], request=key[1], error=told)
-            asyncio.get_running_loop().call_later(self._keep_s, self._forget, key, found)
+            problem = error.message if isinstance(error, PacelineError) else repr(error)
+            log.warning("cannot submit", tenant=key[0], request=key[1], error=problem)
+            asyncio.get_running_loop().call_later(self._keep_s, self._forget, key, pending)
         else:
-            self._forget(key, found)
+            self._forget(key, pending)
 
-    def _forget(self, key: tuple[str, str], found: _Submission) -> None:
-        if self._found.get(key) is found:
-            del self._found[key]
+    def _forget(self, key: tuple[str, str], pending: _Pending) -> None:
+        if self._pending.get(key) is pending:
+            del self._pending[key]
 
     async def close(self) -> None:
         """End all that go on; what they leave is deleted by the next start."""
-        tasks = [each.task for each in self._found.values()]
+        tasks = [each.task for each in self._pending.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -26,10 +26,11 @@ from paceline.errors import UnavailableError
 from paceline.local.checks import Findings
 from paceline.plugins.allowed import AllowedTargets
 from paceline.sandbox.sandbox import Sandbox
-from paceline_experience.jobs.checks.submission import NothingKept, SubmissionChecks
 from paceline_experience.jobs.dry_run import UntriedError
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.jobs.own_tasks import OwnTasks
+from paceline_experience.jobs.submit.checks import NothingKept, SubmissionChecks
 from paceline_experience.ledger.sources import try_plugins
 
 CALL_S = 10.0  # for a call of a job's own code, its tasks, or its rows
@@ -77,9 +78,9 @@ class Uploaded:
         self._code.seek(0)
         await asyncio.to_thread(shutil.copyfileobj, self._code, into)
 
-    async def of(self, spec: JobSpec) -> JobData:
+    async def of(self, job: JobParts) -> JobData:
         """Rows are read where plug-ins are tried."""
-        path = spec.data.path if spec.data is not None else ""
+        path = job.spec.data.path if job.spec.data is not None else ""
         cache = self._indexes.name
         return JobData(uploaded=path, allowed=EVERYWHERE, cache=cache, timeout_s=CALL_S)
 
@@ -87,7 +88,7 @@ class Uploaded:
 class TriedHere:
     """Tries installed plug-ins in this process, which is there for nothing else."""
 
-    async def check(self, spec: JobSpec, data: JobData | None = None) -> None:
+    async def check(self, spec: JobSpec, data: JobData) -> None:
         """Raises as `try_plugins`."""
         await asyncio.to_thread(try_plugins, spec, data)
 
@@ -109,7 +110,7 @@ async def found_in(spec: JobSpec, sandboxes: Sandboxes) -> Findings:
     """What is wrong with a job, and what could not be checked.
 
     Raises:
-        InvalidError: as `SubmissionChecks.check`.
+        InvalidError: as `SubmissionChecks.check_parts`.
         UnavailableError: its code cannot be run here.
     """
     uploaded = await asyncio.to_thread(Uploaded, spec)
@@ -123,11 +124,12 @@ async def found_in(spec: JobSpec, sandboxes: Sandboxes) -> Findings:
         data=uploaded,
     )
     try:
-        data, untried = await checks.check_parts(uploaded.spec)
-        if spec.lists_own_tasks and lacks_packages:
+        job = JobParts(uploaded.spec)
+        data, untried = await checks.check_parts(job)
+        if job.lists_own_tasks and lacks_packages:
             untried.append(f"tasks: are listed at submit, once {REQUIREMENTS} is installed")
-        elif spec.lists_own_tasks or has_own_generation(uploaded.spec):
-            await checks.check_tasks(uploaded.spec, data)
+        elif job.lists_own_tasks or has_own_generation(job.spec):
+            await checks.check_tasks(job, data)
         return Findings(unchecked=tuple(untried))
     except (UntriedError, UnreadError) as error:  # at submit there is more time
         return Findings(unchecked=(error.message,))

@@ -1,0 +1,1 @@
+"""Opens the ledgers of jobs, with the code that came with them."""

@@ -1,0 +1,48 @@
+"""What runs the plug-ins and the code of jobs, and reads their data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline_experience.jobs.data import DataOfJobs
+from paceline_experience.jobs.dry_run import TriesPlugins
+from paceline_experience.jobs.job_parts import JobParts
+from paceline_experience.jobs.own_functions import OwnFunctions
+from paceline_experience.jobs.own_tasks import OwnTasks, sources_of
+from paceline_experience.ledger.own.parts import OwnParts
+from paceline_experience.ledger.sources import Sources
+
+
+@dataclass(frozen=True, slots=True)
+class JobCode:
+    """The plug-ins, code and data of the jobs whose ledgers this process opens."""
+
+    dry_run: TriesPlugins
+    own_tasks: OwnTasks
+    own_functions: OwnFunctions
+    data: DataOfJobs
+
+    async def sources(self, job: JobParts) -> Sources:
+        """The tasks of a job that was accepted, once its plug-ins have been tried again.
+
+        Raises:
+            InvalidError: its plug-ins are refused; `UntriedError`, `UnreadError`: it took too long.
+            UnavailableError: this machine cannot try them now.
+        """
+        data = await self.data.again(job)
+        await self.dry_run.check(job.spec, data)
+        return await sources_of(job, self.own_tasks, data)
+
+    async def functions(self, job_id: str, job: JobParts, sources: Sources) -> OwnParts:
+        """The functions of a job's code, until `end`.
+
+        Raises:
+            InvalidError: its data have changed since it was submitted, or one cannot be imported.
+            UnavailableError: this machine cannot contain the code.
+        """
+        await self.data.check_unchanged(job_id, sources.digests)
+        return await self.own_functions.of(job_id, job)
+
+    def end(self, job_id: str) -> None:
+        """End the functions of a job."""
+        self.own_functions.end(job_id)
