@@ -1,4 +1,8 @@
-"""Follows a value through the calls of a tree, from one method on; see `dev/house.py`."""
+"""Follows a value through the calls of a tree, from one method on; see `dev/house.py`.
+
+What is computed from the value is not followed: passing that on, instead of the value, is what
+makes a walk short. An object that is created with the value itself is followed.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,8 @@ class _Class:
     name: str
     methods: dict[str, Function]
     attributes: dict[str, str] = field(default_factory=dict[str, str])
+    parameters: list[str] = field(default_factory=list[str])  # of its constructor
+    fields: dict[str, str] = field(default_factory=dict[str, str])  # where it keeps each of them
 
 
 @dataclass(frozen=True)
@@ -84,14 +90,50 @@ class _Walk:
         if place.stop in self._stops or not held:
             return
         self._stops.append(place.stop)
-        held = _derived(place.function, held)
+        held = self._derived(place, held)
         for call in _calls(place.function):
-            callee: ast.expr = call.func
-            arguments = call.args
-            if ast.unparse(callee) in ("partial", "asyncio.to_thread") and arguments:
-                callee, arguments = arguments[0], arguments[1:]
+            callee, arguments = _called(call)
             if (target := self._target(place, callee)) is not None:
                 self._enter(target, _bound(target, arguments, call.keywords, held))
+
+    def _derived(self, place: _Place, held: set[str]) -> set[str]:
+        """Paths to the value in a function: names, and fields of objects that keep it."""
+        held = set(held)
+        assignments = [
+            node
+            for node in ast.walk(place.function)
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr)
+        ]
+        for _ in assignments:
+            for node in assignments:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                paths = self._kept(place, node.value, held) if node.value is not None else set()
+                for name in (target.id for target in targets if isinstance(target, ast.Name)):
+                    held |= {_joined(name, path) for path in paths}
+        return held
+
+    def _kept(self, place: _Place, value: ast.expr, held: set[str]) -> set[str]:
+        """Paths to the value below an expression, which may create an object that keeps it."""
+        while isinstance(value, ast.Await):
+            value = value.value
+        if not isinstance(value, ast.Call):
+            return _paths(value, held)
+        callee, arguments = _called(value)
+        kind = self._kind_of(place, callee)
+        if kind is None:
+            return set()
+        kept = set[str]()
+        for name, argument in _arguments(kind.parameters, arguments, value.keywords):
+            field = kind.fields.get(name, "")
+            whole = {path for path in _paths(argument, held) if path or _is_whole(argument, held)}
+            kept |= {_joined(field, path) for path in whole if field}
+        return kept
+
+    def _kind_of(self, place: _Place, callee: ast.expr) -> _Class | None:
+        if not isinstance(callee, ast.Name):
+            return None
+        name = self._imports[place.module].get(callee.id, callee.id)
+        return self._classes.get(name.rpartition(".")[2])
 
     def _target(self, place: _Place, callee: ast.expr) -> _Place | None:
         if isinstance(callee, ast.Name):
@@ -128,16 +170,23 @@ def _class(module: str, node: ast.ClassDef) -> _Class:
     kind = _Class(module, node.name, methods)
     for child in node.body:
         if isinstance(child, ast.AnnAssign):
-            kind.attributes[ast.unparse(child.target)] = _plain(child.annotation)
+            name = ast.unparse(child.target)
+            kind.attributes[name] = _plain(child.annotation)
+            kind.parameters.append(name)
+            kind.fields[name] = name
     if (init := methods.get("__init__")) is not None:
         kinds = {
             argument.arg: _plain(argument.annotation)
             for argument in (*init.args.args, *init.args.kwonlyargs)
             if argument.annotation is not None
         }
+        kind.parameters = [argument.arg for argument in init.args.args[1:]]
+        kind.fields = {}
         for child in ast.walk(init):
             if isinstance(child, ast.Assign) and isinstance(child.targets[0], ast.Attribute):
                 kind.attributes[child.targets[0].attr] = _kind(child.value, kinds)
+                if isinstance(child.value, ast.Name):
+                    kind.fields[child.value.id] = child.targets[0].attr
     return kind
 
 
@@ -156,29 +205,52 @@ def _calls(function: Function) -> Iterator[ast.Call]:
     yield from sorted(calls, key=lambda node: (node.lineno, node.col_offset))
 
 
-def _derived(function: Function, held: set[str]) -> set[str]:
-    """Names that hold the value or a part of it."""
-    held = set(held)
-    assignments = [
-        node
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None
-    ]
-    for _ in assignments:
-        for node in assignments:
-            if node.value is not None and _holds(node.value, held):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                held |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return held
+def _called(call: ast.Call) -> tuple[ast.expr, list[ast.expr]]:
+    """What a call calls, and with what; `partial` and `to_thread` call their first argument."""
+    if ast.unparse(call.func) in ("partial", "asyncio.to_thread") and call.args:
+        return call.args[0], call.args[1:]
+    return call.func, call.args
 
 
-def _holds(value: ast.expr, held: set[str]) -> bool:
-    """Whether an expression is the value, a part of it, or a collection with one of these."""
+def _path(value: ast.expr) -> str:
+    """The dotted path of an expression, without what stands in brackets; empty: it has none."""
+    names: list[str] = []
     while isinstance(value, ast.Attribute | ast.Subscript | ast.Await | ast.Starred):
+        if isinstance(value, ast.Attribute):
+            names.insert(0, value.attr)
         value = value.value
+    return ".".join([value.id, *names]) if isinstance(value, ast.Name) else ""
+
+
+def _paths(value: ast.expr, held: set[str]) -> set[str]:
+    """Paths to the value below an expression; the empty one: it is the value, or a part of it.
+
+    A collection with one of these counts as a part.
+    """
     if isinstance(value, ast.Tuple | ast.List | ast.Set):
-        return any(_holds(element, held) for element in value.elts)
-    return isinstance(value, ast.Name) and value.id in held
+        return {""} if any(_paths(element, held) for element in value.elts) else set()
+    path = _path(value)
+    below = {each[len(path) + 1 :] for each in held if path and each.startswith(f"{path}.")}
+    return below | ({""} if any(f"{path}.".startswith(f"{each}.") for each in held) else set())
+
+
+def _is_whole(value: ast.expr, held: set[str]) -> bool:
+    """Whether an expression is the value itself.
+
+    An object that keeps the value holds it; one that keeps what it needs of it does not.
+    """
+    return _path(value) in held
+
+
+def _joined(name: str, path: str) -> str:
+    return f"{name}.{path}" if path else name
+
+
+def _arguments(
+    parameters: list[str], arguments: list[ast.expr], keywords: list[ast.keyword]
+) -> Iterator[tuple[str, ast.expr]]:
+    yield from zip(parameters, arguments, strict=False)
+    yield from ((word.arg, word.value) for word in keywords if word.arg)
 
 
 def _bound(
@@ -187,5 +259,8 @@ def _bound(
     names = [argument.arg for argument in target.function.args.args]
     if target.owner is not None and names[:1] in (["self"], ["cls"]):
         names = names[1:]
-    bound = {name for name, value in zip(names, arguments, strict=False) if _holds(value, held)}
-    return bound | {word.arg for word in keywords if word.arg and _holds(word.value, held)}
+    return {
+        _joined(name, path)
+        for name, value in _arguments(names, arguments, keywords)
+        for path in _paths(value, held)
+    }

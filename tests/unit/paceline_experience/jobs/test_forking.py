@@ -604,7 +604,7 @@ async def test_a_start_that_a_crash_interrupts_forgets_no_id(site: Site) -> None
     """Of a request that a crash has cut before the record was written."""
     spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
     before = await site.store.command("KEYS", "*")
-    lost = await site.jobs.registration.register(spec, "r", None)
+    lost = await site.jobs.registration.register(request_of(spec))
     await site.die()
     assert await site.jobs.repair() == [lost]  # and then it crashes
     await site.die()
@@ -614,7 +614,7 @@ async def test_a_start_that_a_crash_interrupts_forgets_no_id(site: Site) -> None
 
 async def test_a_request_does_not_get_an_id_that_is_being_deleted(site: Site) -> None:
     spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
-    lost = await site.jobs.registration.register(spec, "r", None)
+    lost = await site.jobs.registration.register(request_of(spec))
     site.storage = "nowhere://bucket"
     await site.die()
     await site.deletion.abandon(await site.jobs.repair())
@@ -634,7 +634,7 @@ async def test_a_request_does_not_get_an_id_that_is_being_deleted(site: Site) ->
 
 async def test_an_id_whose_request_was_given_up_is_deleted_after_a_while(site: Site) -> None:
     spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
-    lost = await site.jobs.registration.register(spec, "r", None)
+    lost = await site.jobs.registration.register(request_of(spec))
     await site.deletion.sweep()
     assert lost in await listed(site)
     site.clock.advance(61)

@@ -23,6 +23,7 @@ from paceline.config.lifecycle.webhooks import WebhookSettings
 from paceline.enums import JobState
 from paceline.errors import InvalidError, NotFoundError, PermissionDeniedError
 from paceline_experience.jobs.job_parts import JobParts
+from paceline_experience.jobs.registration import JobRequest
 from paceline_experience.store.store import Store
 from paceline_experience.webhooks.notice import notice_of
 from paceline_experience.webhooks.outbox import Webhooks
@@ -201,7 +202,8 @@ async def test_a_job_that_takes_long_to_prepare_is_told_of(
         return {}
 
     spec, jobs = make_spec(setup), setup.site.jobs
-    prepared = await jobs.registration.prepare(spec, request_id="r", max_live=None, make=prepare)
+    request = JobRequest(spec.name, spec.tenant, "r", None)
+    prepared = await jobs.registration.prepare(request, prepare)
     job = await jobs.create(JobParts(spec), artifacts={}, request_id="r", prepared=prepared)
     await jobs.transition(job.status.job_id, JobState.FAILED)
     await setup.webhooks.sweep()
