@@ -26,6 +26,8 @@ from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
 from paceline.enums import Purpose, TokenSource
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
+from paceline.telemetry.metrics import Metrics
+from paceline.telemetry.tracing import OFF
 from paceline.types import (
     Assignment,
     CheckpointStatus,
@@ -40,10 +42,16 @@ from paceline.types import (
 )
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
-from paceline_experience.ledger.ledger import JobLedger
+from paceline_experience.ledger.ledger import JobLedger, LedgerJob
+from paceline_experience.ledger.meter import JobMeter
+from paceline_experience.ledger.own.parts import NO_PARTS
+from paceline_experience.ledger.sources import Sources
+from paceline_experience.store.clock import JobClock
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.payloads import RedisPayloads
 from paceline_experience.store.store import Store
+from paceline_experience.store.watermarks import Watermarks
+from paceline_experience.tenancy.quotas import JobLimits
 
 B, G = 32, 8
 
@@ -126,14 +134,17 @@ async def open_ledger(folder: Path) -> AsyncGenerator[tuple[JobLedger, psutil.Pr
     )
     ledger = JobLedger(
         store=store,
-        job_id="bench",
-        tenant="default",
-        spec=spec,
-        tasks=ArithmeticTasks(),
-        eval_tasks={},
+        job=LedgerJob("bench", "default", spec),
+        sources=Sources(ArithmeticTasks()),
         payloads=RedisPayloads(store, JobKeys("default", "bench").payloads),
         hooks=Silent(),
         options=ExperienceOptions(),
+        limits=JobLimits("default"),
+        clock=JobClock(store.now),
+        watermarks=Watermarks(),
+        tracer=OFF,
+        meter=JobMeter(Metrics(), "bench"),
+        own=NO_PARTS,
     )
     await ledger.open()
     await ledger.grant_incarnation()

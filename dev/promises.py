@@ -19,8 +19,6 @@ from modules import ROOT, Module, shipped, tests
 BOUNDARY = "the supervisor boundary of "
 PLUGINS = "paceline.errors.plugin_boundary"
 OWN = ("paceline", "paceline_")
-# They slow down parts of a whole service that is running, which takes none as arguments.
-RUNNING_SERVICES = ("tests/integration/experience_service/test_slow_jobs.py",)
 _BROAD = {"Exception", "BaseException"}
 _LOGS = {"exception", "error", "warning", "info", "debug", "print_exc"}
 
@@ -70,8 +68,6 @@ def _unnamed(code: list[Module]) -> Iterator[str]:
 
 def _patched() -> Iterator[str]:
     for module in tests(ROOT):
-        if module.place in RUNNING_SERVICES:
-            continue
         for patch in own_patches(module):
             yield f"{patch.place}:{patch.line}: {patch.target} is ours: make it an argument"
 

@@ -6,13 +6,8 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from itertools import count
 
-from paceline.code.folders import CodeFolders
-from paceline.code.function_process import MODULE as FUNCTIONS
 from paceline.code.packages import Packages
-from paceline.code.sealed import sandbox_for
-from paceline.code.world_process import MODULE as WORLDS
 from paceline.config import ServiceSettings
 from paceline.config.load import validate
 from paceline.config.service import ExperienceOptions
@@ -24,26 +19,18 @@ from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import GaugeSet
 from paceline.transport.rpc_authorization import RefusedCallers
 from paceline.types import Job, Worker
-from paceline.v1.access_pb2_grpc import (
-    add_AccessServicer_to_server,
-    add_AuthenticationServicer_to_server,
-)
-from paceline.v1.experience_pb2_grpc import add_ExperienceServicer_to_server
-from paceline.v1.jobs_pb2_grpc import add_JobsServicer_to_server
-from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
-from paceline.v1.tenants_pb2_grpc import add_TenantsServicer_to_server
 from paceline_experience.api.access import AccessServicer, AuthenticationServicer
 from paceline_experience.api.credentials import Credentials
 from paceline_experience.api.experience import ExperienceServicer
 from paceline_experience.api.jobs import JobsServicer
 from paceline_experience.api.roster import RosterServicer
+from paceline_experience.api.servicers import add_servicers
 from paceline_experience.api.tenants import TenantsServicer
 from paceline_experience.dispatch.dispatch import Dispatcher
 from paceline_experience.dispatch.presence import Presence
 from paceline_experience.dispatch.slots import SlotAccounting
 from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.fleet.routes import DEBOUNCE_S, RoutePlanner
-from paceline_experience.jobs.data import DataOfJobs
 from paceline_experience.jobs.deletion import SETTLE_S, Deletion
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.jobs.forks.forking import Forking
@@ -53,15 +40,13 @@ from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import RETRY_S, Ledgers, OpenLedger, sweep
 from paceline_experience.jobs.metrics import JobMetricsCollector
-from paceline_experience.jobs.opening.job_code import JobCode
+from paceline_experience.jobs.opening.job_code import make_job_code
 from paceline_experience.jobs.opening.opener import LedgerOpener
-from paceline_experience.jobs.own_functions import OwnFunctions
-from paceline_experience.jobs.own_tasks import OwnTasks
+from paceline_experience.jobs.opening.sweeps import sweep_all
 from paceline_experience.jobs.pausing import Pausing
 from paceline_experience.jobs.service import JobService
-from paceline_experience.jobs.submit.checks import SubmissionChecks
 from paceline_experience.jobs.submit.in_flight import InFlight
-from paceline_experience.jobs.submit.pipeline import JobSubmitter
+from paceline_experience.jobs.submit.pipeline import JobSubmitter, checks_of
 from paceline_experience.jobs.submit.uploads import Uploads
 from paceline_experience.jobs.training import Training
 from paceline_experience.ledger.ledger import JobLedger
@@ -81,7 +66,6 @@ _MEMBERS_INTERVAL_S = 1.0
 # What a crash has left undone, and what other replicas have done, is looked for so often.
 _RECORDS_SWEEPS = 2
 _WEBHOOKS_INTERVAL_S = 1.0
-_SLOW_SWEEP_S = 0.2  # after which the next job is not kept waiting
 log = Log("experience")
 
 
@@ -101,8 +85,8 @@ class ExperienceService(Service):
     ) -> None:
         """`dry_run` is closed with the service. `sweep` is called with each ledger every `sweep_s`.
 
-        `retry_s`: until a job that could not be opened is tried again; `settle_s`: how long what
-        is written for a job may be on its way when it is deleted.
+        `retry_s`: until a job that could not be opened is tried again; `settle_s`: how long workers
+        have to join the roster before it is believed that a job has none.
         """
         settings = self._settings = chassis.settings
         self._metrics = chassis.metrics
@@ -110,30 +94,26 @@ class ExperienceService(Service):
         self._usage = chassis.usage
         self._options = options
         self._store = store
-        self._sweep_ledger = sweep
+        self._sweep = sweep
         self._jobs = JobStore(store, limits=settings.limits, allowed=settings.plugins.targets)
-        self._audit = AuditLog(
-            store,
-            path=settings.run_dir / "audit" / f"{settings.worker_id}.jsonl",
-            max_entries=options.max_audit_entries,
-        )
+        audit = settings.run_dir / "audit" / f"{settings.worker_id}.jsonl"
+        self._audit = AuditLog(store, path=audit, max_entries=options.max_audit_entries)
         self._artifacts = ArtifactStore(store)
         self._history = History(store, settings.run_dir)
         self._quotas = Quotas(settings.limits)
         self._uploads = Uploads(artifacts=self._artifacts, quotas=self._quotas)
         self._roster = Roster(lease_s=options.member_lease_s)
         self._dry_run = dry_run
-        self._code = self._make_code()
-        self._ledgers = self._make_ledgers(chassis, retry_s)
-        self._collector = JobMetricsCollector(
-            self._metrics,
-            usage=chassis.usage,
-            jobs=self._jobs,
-            ledgers=self._ledgers,
-            roster=self._roster,
-            store=store,
-            verify_interval_s=options.verify_interval_s,
+        self._code = make_job_code(
+            self._jobs,
+            self._artifacts,
+            options=options,
+            dry_run=dry_run,
+            packages=Packages(settings.packages, metrics=self._metrics),
+            metrics=self._metrics,
         )
+        self._ledgers = self._make_ledgers(chassis, retry_s)
+        self._collector = self._make_collector()
         store.usage = chassis.usage
         self._gauges = GaugeSet(self._metrics)
         self._accounting = SlotAccounting(self._ledgers)
@@ -151,16 +131,7 @@ class ExperienceService(Service):
         self._pausing = Pausing(jobs=self._jobs, ledgers=self._ledgers, history=self._history)
         self._in_flight = InFlight()
         self._job_service = self._make_job_service()
-        self._deletion = Deletion(
-            store=store,
-            jobs=self._jobs,
-            ledgers=self._ledgers,
-            artifacts=self._artifacts,
-            job_service=self._job_service,
-            roster=self._roster,
-            files=self._files,
-            settle_s=settle_s,
-        )
+        self._deletion = self._make_deletion(settle_s)
         self._training = Training(
             jobs=self._jobs,
             ledgers=self._ledgers,
@@ -169,30 +140,15 @@ class ExperienceService(Service):
         )
         self._add_servicers(chassis)
 
-    def _make_code(self) -> JobCode:
-        options = self._options
-        packages = Packages(self._settings.packages, metrics=self._metrics)
-        folders = CodeFolders(self._artifacts.copy, packages=packages)
-        return JobCode(
-            dry_run=self._dry_run,
-            own_tasks=OwnTasks(
-                sandbox=sandbox_for(WORLDS, lowest=options.sandbox_level),
-                folders=folders,
-                store=self._artifacts,
-                timeout_s=options.plugins_s,
-                memory_bytes=options.code_memory_bytes,
-            ),
-            own_functions=OwnFunctions(
-                sandbox=sandbox_for(FUNCTIONS, lowest=options.sandbox_level),
-                folder_of=folders.folder,
-                store=self._artifacts,
-                memory_bytes=options.code_memory_bytes,
-                max_processes=options.max_code_processes,
-                call_s=options.code_call_s,
-                check_s=options.plugins_s,
-                metrics=self._metrics,
-            ),
-            data=DataOfJobs(folders=folders, jobs=self._jobs, options=options),
+    def _make_collector(self) -> JobMetricsCollector:
+        return JobMetricsCollector(
+            self._metrics,
+            usage=self._usage,
+            jobs=self._jobs,
+            ledgers=self._ledgers,
+            roster=self._roster,
+            store=self._store,
+            verify_interval_s=self._options.verify_interval_s,
         )
 
     def _make_ledgers(self, chassis: Chassis, retry_s: float) -> Ledgers:
@@ -217,27 +173,19 @@ class ExperienceService(Service):
         )
 
     def _make_job_service(self) -> JobService:
-        checks = SubmissionChecks(
-            names_of=self._uploads.names_of,
-            dry_run=self._dry_run,
-            own_tasks=self._code.own_tasks,
-            own_functions=self._code.own_functions,
-            data=self._code.data,
-        )
-        forking = Forking(
-            store=self._store,
-            jobs=self._jobs,
-            files=self._files,
-            compress_over_bytes=self._options.compress_over_bytes,
-        )
         submitter = JobSubmitter(
             jobs=self._jobs,
             artifacts=self._artifacts,
             history=self._history,
             ledgers=self._ledgers,
             quotas=self._quotas,
-            forking=forking,
-            checks=checks,
+            forking=Forking(
+                store=self._store,
+                jobs=self._jobs,
+                files=self._files,
+                compress_over_bytes=self._options.compress_over_bytes,
+            ),
+            checks=checks_of(self._code, self._uploads.names_of),
             in_flight=self._in_flight,
         )
         return JobService(
@@ -249,6 +197,18 @@ class ExperienceService(Service):
             ledgers=self._ledgers,
             tracker=self._tracker,
             quotas=self._quotas,
+        )
+
+    def _make_deletion(self, settle_s: float) -> Deletion:
+        return Deletion(
+            store=self._store,
+            jobs=self._jobs,
+            ledgers=self._ledgers,
+            artifacts=self._artifacts,
+            job_service=self._job_service,
+            roster=self._roster,
+            files=self._files,
+            settle_s=settle_s,
         )
 
     def _live_code(self) -> dict[QueueOwner, str]:
@@ -280,7 +240,8 @@ class ExperienceService(Service):
             if self._options.read_only:
                 return
             tasks.create_task(self._keep_ownership(), name="ownership")
-            tasks.create_task(self._sweep(tasks), name="sweep")
+            sweeps = sweep_all(self._ledgers, self._sweep_job, tasks, every_s=self._options.sweep_s)
+            tasks.create_task(sweeps, name="sweep")
             for each in self._repeated():
                 tasks.create_task(self._repeat(*each))
             tasks.create_task(self._code.own_tasks.follow(self._live_code), name="packages")
@@ -297,6 +258,7 @@ class ExperienceService(Service):
         return [
             (self._ledgers.open_missing, "cannot open jobs", sweep_s),
             (self._pausing.repair, "cannot follow the records of jobs", repair_s),
+            (self._show_tenants, "cannot refresh tenants; quotas stay as they were", repair_s),
             (self._deletion.sweep, "cannot look for jobs to delete", 2 * repair_s),
             (self._webhooks.sweep, "cannot look for webhooks", _WEBHOOKS_INTERVAL_S),
         ]
@@ -332,26 +294,11 @@ class ExperienceService(Service):
                 log.warning(failing, error=error)
             await asyncio.sleep(interval_s)
 
-    async def _sweep(self, tasks: asyncio.TaskGroup) -> None:
-        """Sweep one job after the other; a slow one continues in the background."""
-        slow: set[str] = set()
-        for number in count():
-            for job_id, entry in list(self._ledgers.active.items()):
-                if job_id in slow:
-                    continue
-                task = tasks.create_task(self._sweep_job(job_id, entry), name="sweep job")
-                done, _ = await asyncio.wait({task}, timeout=_SLOW_SWEEP_S)
-                if not done:
-                    slow.add(job_id)
-                    task.add_done_callback(lambda _, job_id=job_id: slow.discard(job_id))
-            if number % _RECORDS_SWEEPS == 0:
-                await self._refresh_tenants()
-            await asyncio.sleep(self._options.sweep_s)
-
-    async def _sweep_job(self, job_id: str, entry: OpenLedger) -> None:
-        await self._sweep_ledger(entry)
-        await self._training.judge(job_id, entry.ledger)
-        self._tracker.hold(job_id, await entry.ledger.held_version())  # an eval may be over
+    async def _sweep_job(self, entry: OpenLedger) -> None:
+        await self._sweep(entry)
+        job_id, ledger = entry.job.status.job_id, entry.ledger
+        await self._training.judge(job_id, ledger)
+        self._tracker.hold(job_id, await ledger.held_version())  # an eval may be over
 
     async def _follow_roster(self) -> None:
         """Pass roster changes to the route planner, and served versions to every ledger."""
@@ -376,15 +323,10 @@ class ExperienceService(Service):
         """Free what the system frees of a process that is killed: files, threads and children."""
         self._audit.close()
         await self._deletion.close()
-        await self._code.own_functions.close()
-        await self._code.own_tasks.close()
-        await self._code.data.close()
+        await self._code.close()
 
-    async def _refresh_tenants(self) -> None:
-        try:
-            self._gauges.show(values_of(await self._tenants.refresh()))
-        except PacelineError as error:
-            log.warning("cannot refresh tenants; quotas stay as they were", error=error)
+    async def _show_tenants(self) -> None:
+        self._gauges.show(values_of(await self._tenants.refresh()))
 
     def _worker(self) -> Worker:
         return Worker(
@@ -465,17 +407,14 @@ class ExperienceService(Service):
             training=self._training,
             ended_jobs=self._job_service.ended,
         )
-        add_JobsServicer_to_server(jobs, chassis.server)
-        add_ExperienceServicer_to_server(experience, chassis.server)
-        add_RosterServicer_to_server(roster, chassis.server)
-        add_AccessServicer_to_server(
-            AccessServicer(tokens=tokens, audit=self._audit), chassis.server
-        )
-        add_AuthenticationServicer_to_server(
-            AuthenticationServicer(tokens=tokens, audit=self._audit), chassis.server
-        )
-        add_TenantsServicer_to_server(
-            TenantsServicer(tenants=self._tenants, audit=self._audit), chassis.server
+        add_servicers(
+            chassis.server,
+            jobs=jobs,
+            experience=experience,
+            roster=roster,
+            access=AccessServicer(tokens=tokens, audit=self._audit),
+            authentication=AuthenticationServicer(tokens=tokens, audit=self._audit),
+            tenants=TenantsServicer(tenants=self._tenants, audit=self._audit),
         )
 
 

@@ -9,7 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+)
 from contextlib import (
     AbstractAsyncContextManager,
     asynccontextmanager,
@@ -43,7 +50,7 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.tenants_pb2_grpc import TenantsStub
-from paceline_experience.service import build
+from paceline_experience.service import ExperienceService, build
 from paceline_experience.store.store import Store
 from paceline_gateway.service import GatewayService
 from paceline_gateway.service import build as build_gateway
@@ -62,6 +69,9 @@ SOURCE = "http://trainer"
 LIMIT_S = PATIENCE_S
 SLOTS = 16_384
 GATEWAY_TOKEN = "pl_bootstrap_of_these_tests"
+
+
+Make = Callable[[Chassis], Awaitable[ExperienceService]]
 
 
 class Client:
@@ -394,8 +404,10 @@ async def store_url(server_url: str) -> str:
 
 
 @asynccontextmanager
-async def serving(store_url: str, run_dir: Path, **options: Any) -> AsyncGenerator[Client]:
-    """Run the service once."""
+async def serving(
+    store_url: str, run_dir: Path, *, make: Make = build, **options: Any
+) -> AsyncGenerator[Client]:
+    """Run the service once, as `make` puts it together."""
     settings = settings_of(store_url, run_dir, **options)
     metrics = Metrics()
     errors = ErrorInterceptor(metrics=metrics)
@@ -408,7 +420,7 @@ async def serving(store_url: str, run_dir: Path, **options: Any) -> AsyncGenerat
         address=address,
         authorize=errors.authorize,
     )
-    service = await build(chassis)
+    service = await make(chassis)
     await service.start()
     await server.start()
     work = asyncio.create_task(service.run())

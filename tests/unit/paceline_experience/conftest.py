@@ -69,7 +69,7 @@ from paceline_experience.store.payloads import RedisPayloads
 from paceline_experience.store.store import Store, client_of
 from paceline_experience.store.watermarks import Watermarks
 from paceline_experience.tenancy.quotas import JobLimits, Quotas
-from paceline_harness.experience import NotTried, TriedHere, close_code, job_code
+from paceline_harness.lifecycle.job_code import NotTried, TriedHere, close_code, job_code
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.wires import Wire
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.config import JobSpec, job_of
 from paceline.config.lifecycle.forks import FIXED, FIXED_WEIGHTS, ForkSpec, changed_fields
+from paceline.config.precision import with_dtype
 from paceline.enums import EpisodeState, Purpose
 from paceline.errors import (
     ConfigError,
@@ -101,7 +102,7 @@ class Forking:
         fixed = FIXED if spec.trains else FIXED_WEIGHTS
         changed = changed_fields(
             json.loads(parent_spec.model_dump_json()),
-            json.loads(spec.model_dump_json()),
+            json.loads(with_dtype(spec, "float32").model_dump_json()),  # as `job_of` reads it
             fixed,
         )
         if changed:
@@ -110,8 +111,8 @@ class Forking:
                 f"memory of the job depends on it; the same holds for: {', '.join(fixed)}"
             )
         step, digest = await self._checkpoint(parent, parent_spec, fork)
-        found = ForkSpec(job=fork.job, step=step, digest=digest)
-        return JobParts(spec.model_copy(update={"fork": found}))
+        fixed_fork = ForkSpec(job=fork.job, step=step, digest=digest)
+        return JobParts(spec.model_copy(update={"fork": fixed_fork}))
 
     async def _parent(self, job_id: str, tenant: str) -> Job:
         """The error does not tell whether another tenant has such a job."""

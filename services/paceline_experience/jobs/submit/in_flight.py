@@ -18,7 +18,7 @@ log = Log("submissions")
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _Copying:
     text: str  # of the spec
     task: asyncio.Task[Job]
 
@@ -29,7 +29,7 @@ class InFlight:
     def __init__(self, *, wait_s: float = _WAIT_S, keep_s: float = _KEEP_S) -> None:
         self._wait_s = wait_s
         self._keep_s = keep_s
-        self._pending: dict[tuple[str, str], _Pending] = {}  # by tenant and request id
+        self._pending: dict[tuple[str, str], _Copying] = {}  # by tenant and request id
 
     def check(self, tenant: str, request_id: str, text: str) -> None:
         """Raise `ConflictError` if the request is submitting a spec with another text."""
@@ -60,7 +60,7 @@ class InFlight:
         pending = self._pending.get(key)
         if pending is None or pending.text != text:  # or another one that has failed
             task = asyncio.create_task(make(), name="submission")
-            pending = self._pending[key] = _Pending(text, task)
+            pending = self._pending[key] = _Copying(text, task)
             task.add_done_callback(partial(self._ended, key, pending))
         done, _ = await asyncio.wait({pending.task}, timeout=self._wait_s)
         if not done:
@@ -73,7 +73,7 @@ class InFlight:
             raise UnavailableError("the service stops; repeat the request")
         return pending.task.result()
 
-    def _ended(self, key: tuple[str, str], pending: _Pending, task: asyncio.Task[Job]) -> None:
+    def _ended(self, key: tuple[str, str], pending: _Copying, task: asyncio.Task[Job]) -> None:
         """Keep a failure for whoever asks again; of a submitted job the record tells."""
         if not task.cancelled() and (error := task.exception()) is not None:
             problem = error.message if isinstance(error, PacelineError) else repr(error)
@@ -82,7 +82,7 @@ class InFlight:
         else:
             self._forget(key, pending)
 
-    def _forget(self, key: tuple[str, str], pending: _Pending) -> None:
+    def _forget(self, key: tuple[str, str], pending: _Copying) -> None:
         if self._pending.get(key) is pending:
             del self._pending[key]
 

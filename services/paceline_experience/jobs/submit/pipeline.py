@@ -39,14 +39,26 @@ from paceline_experience.jobs.history import History
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, OverError
+from paceline_experience.jobs.opening.job_code import JobCode
 from paceline_experience.jobs.record import Value
 from paceline_experience.jobs.registration import JobRequest
-from paceline_experience.jobs.submit.checks import SubmissionChecks
+from paceline_experience.jobs.submit.checks import NamesOf, SubmissionChecks
 from paceline_experience.jobs.submit.in_flight import InFlight
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.tenancy.quotas import Quotas
 
 log = Log("jobs")
+
+
+def checks_of(code: JobCode, names_of: NamesOf) -> SubmissionChecks:
+    """The checks of jobs that are submitted; `names_of` as `SubmissionChecks` takes it."""
+    return SubmissionChecks(
+        names_of=names_of,
+        dry_run=code.dry_run,
+        own_tasks=code.own_tasks,
+        own_functions=code.own_functions,
+        data=code.data,
+    )
 
 
 class JobSubmitter:

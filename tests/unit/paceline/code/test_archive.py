@@ -159,8 +159,9 @@ def test_modules_that_python_has_are_refused() -> None:
             "reward": [{"kind": "python", "function": "scoring.deep:score"}],
         }
     )
-    assert list(missing_modules(own_targets(spec), ["world.py", "scoring/deep.py", "scoring/__init__.py"])) == []
-    found = list(missing_modules(own_targets(spec), ["random.py", "words.txt", "world/__init__.py"]))
+    targets = [*own_targets(spec)]
+    assert [*missing_modules(targets, ["world.py", "scoring/deep.py", "scoring/__init__.py"])] == []
+    found = list(missing_modules(targets, ["random.py", "words.txt", "world/__init__.py"]))
     assert found == [
         "code: 'random' is a module that Python or Paceline has; rename it",
         "reward.0.options.function: module 'scoring.deep' is not in the job's code; "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from paceline.code.archive import pack
 from paceline.config import JobSpec
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import DeletedError, NotFoundError, PacelineError, StateError
@@ -288,12 +289,21 @@ async def test_model_files_stay_as_long_as_a_job_has_them(site: Site) -> None:
     assert await keys_of(site.store) == {"{registry}:sequence"}
 
 
-async def test_uploads_stay_as_long_as_a_job_has_them(site: Site) -> None:
+async def uploaded(site: Site, folder: Path) -> str:
+    """The digest of a folder with one file, which is stored."""
+    folder.mkdir()
+    (folder / "f.py").write_text(folder.name)
+    archive = BytesIO()
+    digest = pack(folder, archive)
+    await site.artifacts.put_code("default", digest, archive, ["f.py"])
+    await site.artifacts.keep_code("default", digest)
+    return digest
+
+
+async def test_uploads_stay_as_long_as_a_job_has_them(site: Site, tmp_path: Path) -> None:
     """Code and data alike, also what one job has as code and another as data."""
-    shared, data = "a" * 64, "b" * 64
-    for digest in (shared, data):
-        await site.artifacts.put_code("default", digest, BytesIO(b"x"), ["f"])
-        await site.artifacts.keep_code("default", digest)
+    shared = await uploaded(site, tmp_path / "shared")
+    data = await uploaded(site, tmp_path / "data")
     await site.submit(code={"digest": shared}, data={"digest": data})
     one = site.job_id
     await cancelled(site)

@@ -33,7 +33,7 @@ from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
 from paceline_experience.tenancy.quotas import Quotas
-from paceline_harness.experience import NotTried, job_code
+from paceline_harness.lifecycle.job_code import NotTried, job_code
 from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
