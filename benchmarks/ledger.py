@@ -166,7 +166,7 @@ async def one_step(ledger: JobLedger, step: int, *, per_submit: int, meter: Mete
     leased: list[Assignment] = []
     started = time.process_time()
     while sum(len(a.indices) for a in leased) < B * G:
-        leased += await ledger.lease(worker_id="w", train=4 * G, evals=0)
+        leased += await ledger.leases.lease(worker_id="w", train=4 * G, evals=0)
     meter.lap("lease", started)
     sent = [trajectory(a, i) for a in leased for i in range(len(a.indices))]
     for page in pages(sent, per_submit):

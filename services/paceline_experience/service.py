@@ -298,7 +298,7 @@ class ExperienceService(Service):
         await self._sweep(entry)
         job_id, ledger = entry.job.status.job_id, entry.ledger
         await self._training.judge(job_id, ledger)
-        self._tracker.hold(job_id, await ledger.held_version())  # an eval may be over
+        self._tracker.hold(job_id, ledger.evals.held_version())  # an eval may be over
 
     async def _follow_roster(self) -> None:
         """Pass roster changes to the route planner, and served versions to every ledger."""
@@ -350,7 +350,7 @@ class ExperienceService(Service):
     async def _opened(self, job: Job, ledger: JobLedger) -> None:
         if names := job.status.unlisted:
             log.warning("functions that are not listed", job=job.status.job_id, names=names)
-        await self._training.restore(job, held=await ledger.held_version())
+        await self._training.restore(job, held=ledger.evals.held_version())
 
     def _add_servicers(self, chassis: Chassis) -> None:
         settings = self._options.webhooks

@@ -198,7 +198,7 @@ class Dispatcher:
         return _Order(entry, evals.slots, train.slots, train.partial, reservation)
 
     def _bid(self, entry: OpenLedger, session: _Session) -> _Bid:
-        tenant, demand = entry.job.status.tenant, entry.ledger.demand()
+        tenant, demand = entry.job.status.tenant, entry.ledger.leases.demand()
         limit = self._quotas.quota(tenant).stored_bytes
         if room(limit, self._quotas.stored_bytes(tenant)) == 0:
             demand = replace(demand, new=0)
@@ -309,7 +309,7 @@ class _Session:
             self.wakeup.fire()
 
     async def lease(self, order: _Order) -> list[Assignment]:
-        got = await order.entry.ledger.lease(
+        got = await order.entry.ledger.leases.lease(
             worker_id=self.worker_id,
             train=order.train,
             evals=order.evals,
@@ -358,7 +358,7 @@ class _Session:
                 continue
             with self.ledgers.isolate("cannot requeue leases", job_id):
                 keep = held.get(job_id, ())
-                released = await entry.ledger.release(worker_id=worker_id, keep=keep)
+                released = await entry.ledger.leases.release(worker_id, keep=keep)
                 if released:
                     log.info("requeued leases", worker=worker_id, job=job_id, episodes=released)
 

@@ -88,8 +88,8 @@ class Presence:
             if not entry.ledger.held(worker_id):
                 continue
             with self._ledgers.isolate("cannot requeue leases", job_id):
-                released = await entry.ledger.release(
-                    worker_id=worker_id, unless=lambda: worker_id in self._streams
+                released = await entry.ledger.leases.release(
+                    worker_id, unless=lambda: worker_id in self._streams
                 )
                 if released:
                     log.warning("requeued leases", worker=worker_id, job=job_id, episodes=released)

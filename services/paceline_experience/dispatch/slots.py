@@ -30,7 +30,7 @@ class SlotAccounting:
 
     def of(self, entry: OpenLedger) -> int:
         """Episodes in flight of one job, including evals."""
-        demand = entry.ledger.demand()
+        demand = entry.ledger.leases.demand()
         return demand.leased + demand.eval_leased + self.reserved(entry.job.status.job_id)
 
     def by_tenant(self) -> Counter[str]:

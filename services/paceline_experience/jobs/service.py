@@ -124,7 +124,7 @@ class JobService:
         await self._jobs.cancel(job_id, reason=reason)
         ledger = await self._ledgers.find(job_id)
         if ledger is not None:
-            await ledger.cancel()
+            await ledger.completion.cancel()
         self._ended[job_id] = self._clock()
         self._history.changed(job_id).fire()
         log.info("cancelling", job=job_id, reason=reason)
@@ -157,9 +157,9 @@ class JobService:
         if not (await self._jobs.get(job_id)).status.state.terminal:
             ledger = await self._ledgers.find(job_id)
             if ledger is not None and state is JobState.FAILED:
-                await ledger.fail(reason)
+                await ledger.completion.fail(reason)
             elif ledger is not None:
-                await ledger.cancel()
+                await ledger.completion.cancel()
         await self.conclude(job_id, state, reason)
 
     async def conclude(self, job_id: str, state: JobState, reason: str) -> None:

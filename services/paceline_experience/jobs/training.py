@@ -121,7 +121,7 @@ class Training:
     async def checkpoints(self, job_id: str, *, incarnation: int) -> Mapping[int, str]:
         """Digests of the checkpoints that this incarnation may load, by step."""
         ledger = await self._ledgers.get(job_id)
-        return await ledger.checkpoints(incarnation=incarnation)
+        return await ledger.batches.checkpoints(incarnation=incarnation)
 
     async def commit_checkpoint(
         self,
@@ -185,7 +185,7 @@ class Training:
             key = await self._jobs.weights_key(job_id)
             published = json.dumps(asdict(seeded))
             await self._jobs.note(job_id, version=seeded.version.version, published=published)
-            held = await ledger.held_version()
+            held = ledger.evals.held_version()
             # Rank 0 sends the digest when everything is staged: the job may be over by then.
             if job_id in self._ledgers.active:
                 self._tracker.announce(job_id, seeded, key=key, held=held)
@@ -224,7 +224,7 @@ class Training:
 
     async def release_held(self, job_id: str, ledger: JobLedger) -> None:
         """Let workers go on that were held at a version for an evaluation that is over."""
-        self._tracker.hold(job_id, await ledger.held_version())
+        self._tracker.hold(job_id, ledger.evals.held_version())
 
     async def restore(self, job: Job, *, held: int) -> None:
         """Restore the newest publication, and the version at which workers are held."""

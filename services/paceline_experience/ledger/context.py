@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.config import JobSpec
@@ -64,6 +65,16 @@ class Hooks(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerJob:
+    """The job of a ledger; `epoch` is that of its ownership, 0: nobody owns it."""
+
+    job_id: str
+    tenant: str
+    spec: JobSpec
+    epoch: int = 0
+
+
 class LedgerContext:
     """Runs scripts one at a time and keeps the state in memory equal to that in Redis."""
 
@@ -71,13 +82,10 @@ class LedgerContext:
         self,
         *,
         store: Store,
-        keys: JobKeys,
-        job_id: str,
-        spec: JobSpec,
+        job: LedgerJob,
         clock: Clock,
         cursor: TaskCursor,
         limits: JobLimits,
-        epoch: int,
         watermarks: Watermarks,
         tracer: Tracer,
         meter: JobMeter,
@@ -87,14 +95,14 @@ class LedgerContext:
         self.watermarks = watermarks
         self.meter = meter
         self.store = store
-        self.keys = keys
-        self.job_id = job_id
-        self.spec = spec
+        self.keys = JobKeys(job.tenant, job.job_id)
+        self.job_id = job.job_id
+        self.spec = job.spec
         self.clock = HeldClock(clock)
         self.cursor = cursor
         self.limits = limits
-        self.traces = Traces(tracer, job_id=job_id)
-        self._epoch = epoch
+        self.traces = Traces(tracer, job_id=job.job_id)
+        self._epoch = job.epoch
         self.state = LedgerState()
         self.work = Signal()  # there may be episodes to lease
         self.ready = Signal()  # there may be a batch to take

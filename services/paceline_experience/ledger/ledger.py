@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline.config import JobSpec
 from paceline.config.named import own_ledger_parts
 from paceline.config.service import ExperienceOptions
 from paceline.enums import EpisodeOutcome, StopReason
 from paceline.progress import LedgerProgress
 from paceline.telemetry.tracing import Tracer
-from paceline.types import Assignment, EpisodeProgress, PolicyVersion
+from paceline.types import EpisodeProgress, PolicyVersion
 from paceline_experience.ledger.advantages.estimator import Estimator
 from paceline_experience.ledger.batches import Batches, fence
 from paceline_experience.ledger.checkpoints import KeptCheckpoints
-from paceline_experience.ledger.context import Hooks, LedgerContext
+from paceline_experience.ledger.context import Hooks, LedgerContext, LedgerJob
 from paceline_experience.ledger.counts import totals
 from paceline_experience.ledger.evaluation.evals import Evals
 from paceline_experience.ledger.generation.modes import EpisodeKey
@@ -42,7 +40,6 @@ from paceline_experience.ledger.stored.listing import EpisodeListing
 from paceline_experience.ledger.trajectories import Trajectories
 from paceline_experience.ledger.verification import VerificationReport, verify
 from paceline_experience.store.clock import Clock
-from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.payloads import PayloadStore
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
@@ -57,16 +54,6 @@ __all__ = [
     "LedgerJob",
     "VerificationReport",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerJob:
-    """The job of a ledger; `epoch` is that of its ownership, 0: nobody owns it."""
-
-    job_id: str
-    tenant: str
-    spec: JobSpec
-    epoch: int = 0
 
 
 class JobLedger:
@@ -93,13 +80,10 @@ class JobLedger:
         parts = generation_parts(plan, len(tasks), own)
         core = LedgerContext(
             store=store,
-            keys=JobKeys(job.tenant, job.job_id),
-            job_id=job.job_id,
-            spec=job.spec,
+            job=job,
             clock=clock,
             cursor=parts.cursor,
             limits=limits,
-            epoch=job.epoch,
             watermarks=watermarks,
             tracer=tracer,
             meter=meter,
@@ -120,23 +104,23 @@ class JobLedger:
         self._parts, self._own = parts, own
         self._hooks, self._rows_reported = hooks, -1
         self._kept = KeptCheckpoints(core, hooks)
-        self._leases = Leases(core=core, groups=groups, tasks=tasks, eval_tasks=eval_tasks)
-        self._batches = Batches(core=core, groups=groups, payloads=payloads, estimator=estimator)
-        self._evals = Evals(core=core, groups=groups, eval_tasks=eval_tasks)
-        self.pauses = Pauses(core=core, leases=self._leases, evals=self._evals)
+        self.leases = Leases(core=core, groups=groups, tasks=tasks, eval_tasks=eval_tasks)
+        self.batches = Batches(core=core, groups=groups, payloads=payloads, estimator=estimator)
+        self.evals = Evals(core=core, groups=groups, eval_tasks=eval_tasks)
+        self.pauses = Pauses(core=core, leases=self.leases, evals=self.evals)
         self.trajectories = Trajectories(core=core, payloads=payloads)
         self.imports = Imports(core=core, groups=groups, tasks=tasks)
         self.episodes = EpisodeListing(core=core, payloads=payloads, samples=groups.samples)
-        self._completion = JobCompletion(
+        self.completion = JobCompletion(
             core=core,
             groups=groups,
-            leases=self._leases,
-            batches=self._batches,
-            evals=self._evals,
+            leases=self.leases,
+            batches=self.batches,
+            evals=self.evals,
             hooks=hooks,
         )
         self.agreement = Agreement(core)
-        self.versions = Versions(core=core, evals=self._evals, fail=self._completion.fail)
+        self.versions = Versions(core=core, evals=self.evals, fail=self.completion.fail)
 
     async def open(self) -> None:
         """Load what Redis holds; leases get their full time again."""
@@ -155,7 +139,7 @@ class JobLedger:
 
     async def _recover_from_rollback(self) -> None:
         """The store was rolled back: what is cached outside the state goes back with it."""
-        for each in (self._batches, self._groups.aborts, self._leases.mode):
+        for each in (self.batches, self._groups.aborts, self.leases.mode):
             each.forget()
         await self._recover()
         await self._hooks.store_rolled_back()
@@ -168,21 +152,9 @@ class JobLedger:
             self._rows_reported = written
         await self._kept.report()
 
-    async def lease(
-        self, *, worker_id: str, train: int, evals: int, allow_partial: bool = False
-    ) -> list[Assignment]:
-        """Lease up to `train` and `evals` episodes, admitting groups as needed (`Leases.lease`)."""
-        return await self._leases.lease(
-            worker_id=worker_id, train=train, evals=evals, allow_partial=allow_partial
-        )
-
-    def demand(self) -> Demand:
-        """Leased episodes, and those that could be leased, as of the last change."""
-        return self._leases.demand()
-
     def recalled(self, worker_id: str) -> list[EpisodeKey]:
         """Episodes that a worker is to give back with their progress, or to abort (no reason)."""
-        return [*self._leases.mode.recalled(worker_id), *self._groups.aborts.pop(worker_id)]
+        return [*self.leases.mode.recalled(worker_id), *self._groups.aborts.pop(worker_id)]
 
     def held(self, worker_id: str) -> int:
         """Number of episodes of this job that a worker has on lease."""
@@ -200,14 +172,14 @@ class JobLedger:
     def serve(self, versions: Iterable[int]) -> None:
         """Rollout workers sample with these versions; admission waits for weights in transfer."""
         served = frozenset(version for version in versions if version >= 0)
-        self._leases.serve(served)
+        self.leases.serve(served)
         self._core.traces.served(served)
 
     def close(self, *, over: bool = False) -> None:
         """This process is done with the job; `over`: so is everybody, and its data are let go."""
-        for each in (self._parts, self._groups, self._batches, self._core.traces, self.imports):
+        for each in (self._parts, self._groups, self.batches, self._core.traces, self.imports):
             each.close()
-        for part in (self._leases, self.imports) if over else ():
+        for part in (self.leases, self.imports) if over else ():
             part.let_go()
 
     def wakeup(self) -> asyncio.Event:
@@ -219,31 +191,21 @@ class JobLedger:
     ) -> list[EpisodeKey]:
         """Extend leases and store progress; returns what the worker must abort."""
         del worker_id  # the attempt says who holds the lease
-        self._evals.observe(progress)
-        return await self._leases.renew(keys=keys, progress=progress)
+        self.evals.observe(progress)
+        return await self.leases.renew(keys=keys, progress=progress)
 
     async def give_back(self, *, worker_id: str, keys: Sequence[EpisodeKey]) -> None:
         """Return episodes, for the reason that each key gives."""
         del worker_id
-        await self._leases.give_back(keys)
-        await self._completion.check()
-
-    async def release(
-        self,
-        *,
-        worker_id: str,
-        keep: Collection[EpisodeKey] = (),
-        unless: Callable[[], bool] = lambda: False,
-    ) -> int:
-        """Requeue all leases of a worker but those to `keep` (`Leases.release`)."""
-        return await self._leases.release(worker_id, keep=keep, unless=unless)
+        await self.leases.give_back(keys)
+        await self.completion.check()
 
     async def submit(self, trajectories: Sequence[Submitted]) -> list[EpisodeOutcome]:
         """Store trajectories; returns the outcome of each."""
         outcomes = await self._groups.submit(trajectories)
-        if self._evals.idle:  # workers are held as long as the run is open
-            await self._evals.sweep()
-        self._leases.mode.recall()
+        if self.evals.idle:  # workers are held as long as the run is open
+            await self.evals.sweep()
+        self.leases.mode.recall()
         return outcomes
 
     async def grant_incarnation(self) -> int:
@@ -269,14 +231,14 @@ class JobLedger:
 
     async def rewind(self, *, incarnation: int, step: int) -> tuple[int, int]:
         """Start from the checkpoint of `step`; returns that step and the newest version."""
-        found = await self._batches.rewind(incarnation=incarnation, step=step)
+        found = await self.batches.rewind(incarnation=incarnation, step=step)
         await self._kept.report()
         return found
 
     async def take(self, *, incarnation: int, step: int, rank: int, world: int) -> BatchShare:
         """This rank's share of the batch of `step`; waits until there is one."""
-        share = await self._batches.take(incarnation=incarnation, step=step, rank=rank, world=world)
-        await self._completion.trainer_informed(share.stop)
+        share = await self.batches.take(incarnation=incarnation, step=step, rank=rank, world=world)
+        await self.completion.trainer_informed(share.stop)
         return share
 
     async def commit(
@@ -289,25 +251,21 @@ class JobLedger:
             version = self._core.state.version
             return {**reported, **stats, "version": version, **self._totals(counts)}
 
-        done, values = await self._batches.commit(
+        done, values = await self.batches.commit(
             incarnation=incarnation, step=step, batch_id=batch_id, describe=describe
         )
         if values is not None:
             self._core.meter.row("train", values)
         await self.record()
-        await self._completion.check()
-        await self._completion.trainer_informed(self._core.state.stop)
+        await self.completion.check()
+        await self.completion.trainer_informed(self._core.state.stop)
         return done, self._core.state.stop
-
-    async def checkpoints(self, *, incarnation: int) -> Mapping[int, str]:
-        """Digests of the checkpoints that were committed and can be rewound to, by step."""
-        return await self._batches.checkpoints(incarnation=incarnation)
 
     async def commit_checkpoint(
         self, *, incarnation: int, step: int, path: str, kept: Sequence[int] = (), digest: str = ""
     ) -> tuple[int, ...]:
         """The checkpoint of `step` is durable (`Batches.commit_checkpoint`)."""
-        stay = await self._batches.commit_checkpoint(
+        stay = await self.batches.commit_checkpoint(
             incarnation=incarnation, step=step, path=path, kept=kept, digest=digest
         )
         await self._kept.report()
@@ -316,7 +274,7 @@ class JobLedger:
     async def trim(self) -> None:
         """Delete trajectories that need not be kept any more."""
         async with self._core.transaction():
-            await self._batches.trim(self._core.spec.experience.keep_trajectories)
+            await self.batches.trim(self._core.spec.experience.keep_trajectories)
 
     async def publish_version(
         self,
@@ -356,7 +314,7 @@ class JobLedger:
                 await core.note(started=core.clock.now())
         if await self.pauses.published() or first:
             await self._hooks.running()
-        await self._evals.on_publication(step)
+        await self.evals.on_publication(step)
         core.work.fire()
         return published.policy_version()
 
@@ -370,29 +328,17 @@ class JobLedger:
         await self.publish_version(incarnation=0, step=0, parent=-1, num_bytes=0)
         await self._hooks.running()
 
-    async def held_version(self) -> int:
-        """The version at which eval workers are held; -1: none."""
-        return self._evals.held_version()
-
-    async def cancel(self) -> None:
-        """Drop everything that is untrained, and train nothing more."""
-        await self._completion.cancel()
-
-    async def fail(self, reason: str) -> None:
-        """Drop what is untrained; sweeps then conclude the job, and retry until that succeeds."""
-        await self._completion.fail(reason)
-
     async def sweep(self) -> None:
         """Handle expired leases, stragglers, evals and completion; call it every `sweep_s`."""
         await self._core.compare()
-        await self._leases.expire()
-        self._leases.mode.recall()
-        await self._leases.release_stragglers(self._batches.waiting_s)
-        await self._evals.sweep()
+        await self.leases.expire()
+        self.leases.mode.recall()
+        await self.leases.release_stragglers(self.batches.waiting_s)
+        await self.evals.sweep()
         await self.record()
-        await self._completion.check()
-        await self._completion.advance()
-        demand = self._leases.demand()
+        await self.completion.check()
+        await self.completion.advance()
+        demand = self.leases.demand()
         if demand.new or demand.queued or demand.eval_queued:  # some of it came without a signal
             self._core.work.fire()
         await self._core.save_clock()  # last, so that a full store does not stop the rest
@@ -424,10 +370,10 @@ class JobLedger:
 
     def waiting_on(self) -> str:
         """The service that a trainer without a batch waits for; empty: no trainer waits."""
-        if not self._batches.waiting:
+        if not self.batches.waiting:
             return ""
-        load = self._leases.load()
-        stalled = load.step < self._core.state.step and self._leases.headroom() == 0
+        load = self.leases.load()
+        stalled = load.step < self._core.state.step and self.leases.headroom() == 0
         return "weights" if stalled and not load.open_episodes else "environment"
 
     async def verify(self) -> VerificationReport:
@@ -436,7 +382,7 @@ class JobLedger:
 
     async def live(self) -> LedgerProgress:
         """Current counts, waits and rates, without asking Redis."""
-        state, load = self._core.state, self._leases.load()
+        state, load = self._core.state, self.leases.load()
         last = state.batches.get(state.step - 1)
         return LedgerProgress(
             **self._totals(state.counts),
@@ -446,20 +392,20 @@ class JobLedger:
             open_groups=load.open_groups,
             accepted_groups=load.accepted_groups,
             ready_groups=len(state.ready),
-            headroom_groups=self._leases.headroom(),
-            group_size=self._leases.limits.group_size,
+            headroom_groups=self.leases.headroom(),
+            group_size=self.leases.limits.group_size,
             payload_bytes=load.payload_bytes,
-            waiting=self._batches.waiting,
-            waiting_s=self._batches.waiting_s,
+            waiting=self.batches.waiting,
+            waiting_s=self.batches.waiting_s,
             reward_mean=last.stats.reward_mean if last else None,
-            eval=self._evals.progress(),
+            eval=self.evals.progress(),
             **self._groups.losses.failures(),
             back_off_s=self._groups.back_off.left_s,
             disagreement=self.agreement.words,
             unanswered=self._own.unanswered,
-            **self._evals.standings(),
+            **self.evals.standings(),
         )
 
     def _totals(self, counts: Counter[str]) -> dict[str, Any]:
         """What only grows; it also goes into every metric row."""
-        return {**totals(counts), "trainer_wait_total_s": self._batches.waited_s}
+        return {**totals(counts), "trainer_wait_total_s": self.batches.waited_s}

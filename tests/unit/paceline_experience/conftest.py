@@ -263,7 +263,7 @@ class World:
 
     async def filled(self, ledger: JobLedger, *, version: int = 0) -> list[Assignment]:
         """Lease and submit everything available."""
-        leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+        leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
         await ledger.submit(whole(leased, version=version))
         return leased
 
@@ -460,7 +460,7 @@ class Site:
         """Complete all leasable episodes immediately, with the newest version."""
         ledger = await self.ledger()
         version = (await ledger.live()).version
-        leased = await ledger.lease(worker_id="w", train=100, evals=evals)
+        leased = await ledger.leases.lease(worker_id="w", train=100, evals=evals)
         done = [
             made(
                 a,

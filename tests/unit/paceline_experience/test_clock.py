@@ -83,7 +83,7 @@ async def test_leases_of_a_dead_worker_end_when_the_clock_is_set_back(
     world: World, machines: Machines
 ):
     ledger = await world.started(clock=machines.clock())
-    leased = await ledger.lease(worker_id="w", train=4, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     assert leased
     machines.wall_s -= 3600
     machines.pass_time(world.spec.experience.lease_s + 1)

@@ -54,7 +54,7 @@ async def test_a_group_on_which_a_filter_fails_is_dropped_and_others_are_not(
 ) -> None:
     world = make(worlds, store, "choosy")
     ledger = await world.started()
-    first, second, *_ = leased = await ledger.lease(worker_id="w", train=8, evals=0)
+    first, second, *_ = leased = await ledger.leases.lease(worker_id="w", train=8, evals=0)
     good = [world.made(first, place, reward=1.0) for place in range(2)]
     bad = [world.made(second, place, reward=0.0) for place in range(2)]
     assert await ledger.submit([*good, *bad]) == ["accepted"] * 4
@@ -205,7 +205,7 @@ async def test_a_death_before_payloads_are_deleted_leaves_none(
 async def test_what_is_left_out_is_not_submitted_twice(store: Store, worlds: Worlds) -> None:
     world = keeping(worlds, store, [0, 1, 3])
     ledger = await world.started()
-    first, *_ = await ledger.lease(worker_id="w", train=1000, evals=0)
+    first, *_ = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
     await ledger.submit(world.whole([first]))
     for _ in range(2):
         outcomes = await ledger.submit(world.whole([first]))
@@ -241,7 +241,7 @@ async def test_the_rest_of_a_group_is_dropped_for_its_own_reason(
     groups = len(await world.filled(ledger))
     if taken:
         await ledger.take(incarnation=1, step=0, rank=0, world=1)
-    await ledger.cancel()
+    await ledger.completion.cancel()
     counts = await world.clean(ledger)
     assert (counts["filtered"], counts["cancelled"]) == (2 * groups, 2 * groups)
     assert counts["dropped"] == counts["admitted"]
@@ -253,7 +253,7 @@ async def test_old_tokens_that_are_left_out_make_no_group_stale(
 ) -> None:
     world = keeping(worlds, store, [1, 2, 3], max_staleness=1)
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
     first, *others = leased
     await ledger.submit(world.whole(others))
     for step in range(2):
@@ -285,7 +285,7 @@ async def test_filters_see_the_columns_of_a_group(
     """The third of each group has other values than the others."""
     world = make(worlds, store, {"kind": "having", **column}, group_size=G)
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
     for each in leased:
         usual = [world.made(each, place) for place in (0, 1, 3)]
         score = Score(reward=1.0, parts={"exact": 0.0, "style": 0.25}, normalised_answer="b")
@@ -301,12 +301,12 @@ async def test_repaired_episodes_are_generated_again_and_the_rest_is_kept(
 ) -> None:
     world = make(worlds, store, "repairing", batch_groups=1, max_staleness=0, group_size=3)
     ledger = await world.started()
-    (first,) = await ledger.lease(worker_id="w", train=3, evals=0)
+    (first,) = await ledger.leases.lease(worker_id="w", train=3, evals=0)
     done = [world.made(first, place, reward=float(place != 1)) for place in range(3)]
     assert await ledger.submit(done) == ["accepted"] * 3
     assert await payloads(store) == {"j1.0/0/1", "j1.0/2/1"}
     ledger = await world.opened()
-    (again,) = await ledger.lease(worker_id="w", train=3, evals=0)
+    (again,) = await ledger.leases.lease(worker_id="w", train=3, evals=0)
     assert (again.group_id, again.indices, again.seed) == ("j1.0", (3,), first.seed)
     assert await ledger.submit(done[1:2]) == ["dropped"]
     await ledger.submit([world.made(again, 0, reward=1.0)])
@@ -322,7 +322,7 @@ async def test_a_group_is_repaired_three_times_at_most(store: Store, worlds: Wor
     ledger = await world.started()
     sizes: list[int] = []
     while True:
-        (leased,) = await ledger.lease(worker_id="w", train=2, evals=0)
+        (leased,) = await ledger.leases.lease(worker_id="w", train=2, evals=0)
         if leased.group_id != "j1.0":
             break
         sizes.append(len(leased.indices))
@@ -334,7 +334,7 @@ async def test_a_group_is_repaired_three_times_at_most(store: Store, worlds: Wor
     assert live.filtered == {"not repaired": 1}
     await ledger.submit([world.made(leased, place, reward=float(place)) for place in range(2)])
     for _ in range(3):
-        (leased,) = await ledger.lease(worker_id="w", train=2, evals=0)
+        (leased,) = await ledger.leases.lease(worker_id="w", train=2, evals=0)
         await ledger.submit([world.made(leased, 0, reward=0.0)])
     assert trained(await world.trained(ledger, 0)) == {("j1.1", 1)}
     await world.clean(ledger)
@@ -344,7 +344,7 @@ async def test_groups_are_counted_by_the_reason_of_the_filter(store: Store, worl
     world = make(worlds, store, "successes", "zero_variance", batch_groups=1, max_staleness=0)
     ledger = await world.started()
     for reward in (0.0, 0.0, 1.0):
-        (leased,) = await ledger.lease(worker_id="w", train=2, evals=0)
+        (leased,) = await ledger.leases.lease(worker_id="w", train=2, evals=0)
         await ledger.submit([world.made(leased, place, reward=reward) for place in range(2)])
     assert (await ledger.live()).filtered == {"none": 2, "zero_variance": 1}
     assert (await world.opened()).counts["filter:none"] == 2

@@ -38,7 +38,8 @@ async def test_an_uncertain_lease_is_settled_once(store: Store, worlds: Worlds) 
     assert accounting.of(entry) == 8
     # The streams meet at the ledger: a lease that has come before them holds it.
     await asyncio.gather(
-        ledger.lease(worker_id="w", train=2, evals=0), *(accounting.settle() for _ in range(4))
+        ledger.leases.lease(worker_id="w", train=2, evals=0),
+        *(accounting.settle() for _ in range(4)),
     )
     assert accounting.reserved(job_id) == 0
     assert accounting.by_tenant() == {"default": 2}

@@ -72,7 +72,7 @@ async def test_exported_episodes_have_their_texts(
 ) -> None:
     world = worlds(store)
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
     several = {"completion_text": "2, or<tool>3</tool>3", "response_text": "3"}
     texts = [{"response_text": "3"}, several]
     said = world.whole(leased)

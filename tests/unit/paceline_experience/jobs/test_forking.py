@@ -133,7 +133,7 @@ async def test_a_fork_continues_like_its_parent(site: Site, step: int) -> None:
 
 
 async def test_a_fork_does_not_wait_for_workers_of_its_parent(site: Site) -> None:
-    given = await (await site.ledger()).lease(worker_id="w", train=100, evals=0)
+    given = await (await site.ledger()).leases.lease(worker_id="w", train=100, evals=0)
     site.job_id = await forked(site)
     await site.die()
     ledger = await site.ledger()
@@ -160,7 +160,7 @@ async def test_a_fork_says_where_it_comes_from_and_outlives_its_parent(site: Sit
     site.job_id = child
     assert len(await batches(site, 4, 6)) == 2
     ledger = await site.ledger()
-    assert await ledger.checkpoints(incarnation=site.incarnation) == {4: DIGEST}
+    assert await ledger.batches.checkpoints(incarnation=site.incarnation) == {4: DIGEST}
 
 
 async def test_a_finished_job_can_be_forked(site: Site) -> None:

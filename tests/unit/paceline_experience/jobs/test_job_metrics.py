@@ -149,7 +149,7 @@ async def test_nothing_is_late_while_nothing_is_wanted(bench: Bench, worlds: Wor
     world = worlds(bench.store)
     assert await ages_after(5000) == (0, 0)
     await with_trainer(ledger)
-    leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
     assert await ages_after(100) == (100, 0)
     await ledger.submit(world.whole(leased))
     await world.trained(ledger, 0)

@@ -181,4 +181,4 @@ async def test_a_job_that_is_over_is_read_without_its_tasks(site: Site, store: S
     assert (await ledger.verify()).ok
     assert (await ledger.live()).trained_tokens == before.trained_tokens > 0
     assert len(await site.listed()) == 4
-    assert await ledger.lease(worker_id="w", train=8, evals=8) == []
+    assert await ledger.leases.lease(worker_id="w", train=8, evals=8) == []

@@ -250,12 +250,12 @@ async def test_what_is_not_answered_is_said_meanwhile(
 ) -> None:
     world = await with_own(functions, worlds(store, experience=deed("hang")), "j1")
     ledger = await world.started()
-    assert not await ledger.lease(worker_id="w", train=8, evals=0)
+    assert not await ledger.leases.lease(worker_id="w", train=8, evals=0)
     async with asyncio.timeout(PATIENCE_S):
         while not (said := (await ledger.live()).unanswered):
             await asyncio.sleep(0.05)
     assert said.startswith("experience.sampler: deeds:Deeds has not answered for ")
-    assert ledger.demand().new  # what would be admitted, once there are tasks
+    assert ledger.leases.demand().new  # what would be admitted, once there are tasks
     ledger.close()
 
 

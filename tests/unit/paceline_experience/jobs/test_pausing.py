@@ -115,7 +115,7 @@ async def test_pausing_ends_the_trainer_and_resuming_trains_the_same_batches(
 
 async def test_episodes_in_flight_go_back_with_their_progress(site: Site) -> None:
     ledger = await site.ledger()
-    (first, *_) = await ledger.lease(worker_id="w", train=100, evals=0)
+    (first, *_) = await ledger.leases.lease(worker_id="w", train=100, evals=0)
     key = (first.group_id, first.indices[0], first.attempts[0])
     prompt = Transcript(
         tokens=(1, 2), spans=(TokenSpan(0, 2, TokenSource.TEMPLATE),), logprobs=(), versions=()
@@ -132,7 +132,7 @@ async def test_episodes_in_flight_go_back_with_their_progress(site: Site) -> Non
     assert report.ok, report.problems
     assert (report.counts["leased"], report.counts["queued"]) == (0, before.counts["leased"])
     await resumed(site, 0)
-    again = await ledger.lease(worker_id="w", train=100, evals=0)
+    again = await ledger.leases.lease(worker_id="w", train=100, evals=0)
     found = {(a.group_id, p.index): p for a in again for p in a.progress}
     assert found[key[:2]].transcripts == (prompt,)
 
@@ -157,9 +157,9 @@ async def test_nothing_is_leased_before_a_resumed_job_has_weights(site: Site) ->
     site.incarnation = await site.training.grant_incarnation(site.job_id)
     ledger = await site.ledger()
     assert not ledger.stopping
-    assert await ledger.lease(worker_id="w", train=9, evals=9) == []
+    assert await ledger.leases.lease(worker_id="w", train=9, evals=9) == []
     await site.announce(0)
-    assert await ledger.lease(worker_id="w", train=9, evals=0)
+    assert await ledger.leases.lease(worker_id="w", train=9, evals=0)
 
 
 async def test_an_eval_that_a_pause_interrupts_begins_again(
@@ -169,7 +169,7 @@ async def test_an_eval_that_a_pause_interrupts_begins_again(
     await site.submit(eval=EVAL)
     await site.begin(0)
     ledger = await site.ledger()
-    (first, *_) = await ledger.lease(worker_id="w", train=0, evals=1)
+    (first, *_) = await ledger.leases.lease(worker_id="w", train=0, evals=1)
     assert first.pinned_version == 0
     await paused(site)
     await resumed(site, 0)

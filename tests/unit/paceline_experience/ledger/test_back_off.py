@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 async def failing(world: World, ledger: JobLedger) -> int:
     """Lease and fail until nothing can be leased; returns how many attempts failed."""
     count = 0
-    while leased := await ledger.lease(worker_id="w", train=8, evals=0):
+    while leased := await ledger.leases.lease(worker_id="w", train=8, evals=0):
         failed = keys(leased)
         await ledger.give_back(worker_id="w", keys=failed)
         count += len(failed)
@@ -48,8 +48,8 @@ async def test_attempts_wait_ever_longer_until_one_succeeds(store: Store, worlds
     waits = list[float]()
     for _ in range(7):
         live = await ledger.live()
-        assert ledger.demand().queued == ledger.demand().new == 0
-        assert ledger.demand().eval_queued == 3  # these are not tried for ever
+        assert ledger.leases.demand().queued == ledger.leases.demand().new == 0
+        assert ledger.leases.demand().eval_queued == 3  # these are not tried for ever
         waits.append(live.back_off_s)
         world.clock.advance(live.back_off_s)
         woken = ledger.wakeup()
@@ -58,23 +58,23 @@ async def test_attempts_wait_ever_longer_until_one_succeeds(store: Store, worlds
         assert 0 < await failing(world, ledger) <= 8
     assert waits == [1, 2, 4, 8, 16, LONGEST_S, LONGEST_S]
     world.clock.advance(LONGEST_S)
-    first, *others = await ledger.lease(worker_id="w", train=8, evals=0)
+    first, *others = await ledger.leases.lease(worker_id="w", train=8, evals=0)
     await ledger.give_back(worker_id="w", keys=keys(others))
     assert (await ledger.live()).back_off_s == LONGEST_S
     woken = ledger.wakeup()
     await ledger.submit(world.whole([first]))  # it had begun before
     assert woken.is_set()
     assert (await ledger.live()).back_off_s == 0
-    assert await ledger.lease(worker_id="w", train=8, evals=0)
+    assert await ledger.leases.lease(worker_id="w", train=8, evals=0)
 
 
 async def test_a_worker_that_is_gone_is_no_failure_of_the_job(store: Store, worlds: Worlds) -> None:
     world = worlds(store)
     ledger = await world.started()
     for lost in range(2 * FREE_FAILURES):
-        assert await ledger.lease(worker_id="w", train=8, evals=0)
+        assert await ledger.leases.lease(worker_id="w", train=8, evals=0)
         if lost % 2:
-            await ledger.release(worker_id="w")
+            await ledger.leases.release(worker_id="w")
         else:
             world.clock.advance(11)
             await ledger.sweep()

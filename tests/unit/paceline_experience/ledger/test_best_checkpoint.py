@@ -16,7 +16,7 @@ EVAL: dict[str, Any] = {"every": 1, "tasks": 2, "timeout_s": 50}
 
 
 async def measured(world: World, ledger: JobLedger, reward: float) -> None:
-    leased = await ledger.lease(worker_id="w", train=0, evals=10)
+    leased = await ledger.leases.lease(worker_id="w", train=0, evals=10)
     await ledger.submit([world.made(a, 0, reward=reward) for a in leased])
     await ledger.sweep()
     await ledger.record()
@@ -60,11 +60,11 @@ async def test_the_best_one_stays_and_survives_a_restart(store: Store, worlds: W
     assert [each.step for each in world.hooks.listed] == [2, 4, 5]
     assert [each.digest for each in world.hooks.listed] == ["d2", "d4", "d5"]
     # The ledger has no batches of steps before the oldest of the newest ones.
-    assert await ledger.checkpoints(incarnation=1) == {4: "d4", 5: "d5"}
-    await ledger.cancel()
+    assert await ledger.batches.checkpoints(incarnation=1) == {4: "d4", 5: "d5"}
+    await ledger.completion.cancel()
     await ledger.sweep()
     assert [each.step for each in world.hooks.listed] == [2, 4, 5]  # to be exported or forked
-    assert list(await ledger.checkpoints(incarnation=1)) == [5]
+    assert list(await ledger.batches.checkpoints(incarnation=1)) == [5]
 
 
 async def test_one_under_evaluation_stays_until_it_is_measured(

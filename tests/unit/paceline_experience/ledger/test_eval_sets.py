@@ -31,7 +31,7 @@ def answered(made: Trajectory, answer: str) -> Trajectory:
 
 async def measured(world: World, ledger: JobLedger, reward: float) -> list[Assignment]:
     """Measure all of the open run, and close it."""
-    leased = await ledger.lease(worker_id="w", train=0, evals=100)
+    leased = await ledger.leases.lease(worker_id="w", train=0, evals=100)
     await ledger.submit(whole(world, leased, reward))
     return leased
 
@@ -51,9 +51,9 @@ async def test_each_evaluation_has_its_interval(store: Store, worlds: Worlds) ->
     world = worlds(store, evals=evals)
     ledger = await world.started()
     first = await measured(world, ledger, 0.25)
-    assert await ledger.held_version() == 0  # the second one measures the same version
+    assert ledger.evals.held_version() == 0  # the second one measures the same version
     second = await measured(world, ledger, 0.5)
-    assert await ledger.held_version() == -1
+    assert ledger.evals.held_version() == -1
     assert [(len(a), a[0].eval_set) for a in (first, second)] == [(2, "often"), (3, "seldom")]
     assert first[0].seed != second[0].seed
     await steps(world, ledger, 1)
@@ -115,7 +115,7 @@ async def test_the_last_version_is_measured_by_all(store: Store, worlds: Worlds)
 async def test_several_samples_of_a_task(store: Store, worlds: Worlds) -> None:
     world = worlds(store, eval={"tasks": 3, **SAMPLED})
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=0, evals=100)
+    leased = await ledger.leases.lease(worker_id="w", train=0, evals=100)
     assert [(a.indices, a.pinned_version) for a in leased] == [((0, 1, 2, 3), 0)] * 3
     right, one, none = leased
     await ledger.submit([answered(made, "2") for made in whole(world, [right], 1.0)])
@@ -142,7 +142,7 @@ async def test_where_the_reward_names_no_answer_the_text_votes(
 ) -> None:
     world = worlds(store, eval={"tasks": 2, **SAMPLED})
     ledger = await world.started()
-    for leased in await ledger.lease(worker_id="w", train=0, evals=100):
+    for leased in await ledger.leases.lease(worker_id="w", train=0, evals=100):
         made = [world.made(leased, i, reward=float(i > 0)) for i in range(4)]
         texts = ("7", "It is  eight.", "it is eight.", "9")
         await ledger.submit(
@@ -157,11 +157,11 @@ async def test_where_the_reward_names_no_answer_the_text_votes(
 async def test_a_task_without_all_its_samples_is_not_measured(store: Store, worlds: Worlds) -> None:
     world = worlds(store, eval={"tasks": 4, "timeout_s": 50, **SAMPLED})
     ledger = await world.started()
-    *complete, part = await ledger.lease(worker_id="w", train=0, evals=100)
+    *complete, part = await ledger.leases.lease(worker_id="w", train=0, evals=100)
     await ledger.submit(whole(world, complete, 1.0))
     await ledger.submit([world.made(part, i, reward=1.0) for i in range(3)])
     await ledger.sweep()
-    assert await ledger.held_version() == 0
+    assert ledger.evals.held_version() == 0
     world.clock.advance(60)
     await ledger.sweep()
     [(_, row)] = world.hooks.of("eval")
@@ -192,11 +192,11 @@ async def test_workers_are_held_no_longer_than_tokens_are_needed(
     ledger = await world.started()
     await steps(world, ledger, 1)
     held = list[int]()
-    while leased := await ledger.lease(worker_id="w", train=0, evals=100):
+    while leased := await ledger.leases.lease(worker_id="w", train=0, evals=100):
         for assignment in leased:
-            held.append(await ledger.held_version())
+            held.append(ledger.evals.held_version())
             await ledger.submit([world.made(assignment, 0)])
-    held.append(await ledger.held_version())
+    held.append(ledger.evals.held_version())
     assert held == [0, 0, 0, 1, 1, 1, -1]
 
 
@@ -205,23 +205,23 @@ async def test_workers_are_not_held_while_episodes_wait_for_their_scores(
 ) -> None:
     world = worlds(store, eval={"every": 1, "tasks": 2})
     ledger = await world.started()
-    first, second = await ledger.lease(worker_id="w", train=0, evals=100)
+    first, second = await ledger.leases.lease(worker_id="w", train=0, evals=100)
 
     async def told(assignment: Assignment, *, sampled: bool) -> int:
         transcripts = world.made(assignment, 0).transcripts
         key = (assignment.group_id, assignment.indices[0], assignment.attempts[0])
         progress = EpisodeProgress(*key, transcripts, sampled=sampled)
         await ledger.renew(worker_id="w", keys=[], progress=[progress])
-        return await ledger.held_version()
+        return ledger.evals.held_version()
 
     assert await told(first, sampled=True) == 0  # the second one needs more tokens
     assert await told(second, sampled=False) == 0
     assert await told(second, sampled=True) == -1
     assert world.hooks.of("eval") == []
     # A score that fails is tried again by another attempt, which may need tokens.
-    await ledger.release(worker_id="w")
-    assert await ledger.held_version() == 0
-    for assignment in await ledger.lease(worker_id="w", train=0, evals=100):
+    await ledger.leases.release(worker_id="w")
+    assert ledger.evals.held_version() == 0
+    for assignment in await ledger.leases.lease(worker_id="w", train=0, evals=100):
         await ledger.submit([world.made(assignment, 0, reward=1.0)])
     await ledger.sweep()
     assert rows(world) == [(0, "", 1.0)]
@@ -231,7 +231,7 @@ async def test_workers_are_not_held_while_episodes_wait_for_their_scores(
 async def test_an_evaluation_tells_how_its_scores_ended(store: Store, worlds: Worlds) -> None:
     world = worlds(store, evals={"held": {"every": 1, "tasks": 4}})
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=0, evals=100)
+    leased = await ledger.leases.lease(worker_id="w", train=0, evals=100)
     unread = ScoreStatus.PARSE_ERROR
     ends = [ScoreStatus.OK, unread, unread, ScoreStatus.TIMEOUT]
     made = whole(world, leased, 0.0)

@@ -74,7 +74,7 @@ class EvalsMachine(RuleBasedStateMachine):
 
     @rule(credits=st.integers(1, 12))
     def lease(self, credits: int) -> None:
-        got = self.run(self.ledger.lease(worker_id="w", train=0, evals=credits))
+        got = self.run(self.ledger.leases.lease(worker_id="w", train=0, evals=credits))
         assert sum(len(a.indices) for a in got) <= credits
         live = self.run(self.ledger.live())
         for assignment in got:

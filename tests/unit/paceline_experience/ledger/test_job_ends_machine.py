@@ -221,10 +221,10 @@ class EndingMachine(RuleBasedStateMachine):
         self.wire.mend()
         self.run(self.site.sweep())
         ledger = self.run(self.site.ledger())
-        demand = ledger.demand()
+        demand = ledger.leases.demand()
         assert (demand.leased, demand.eval_leased) == (0, 0)
         assert (demand.new, demand.queued, demand.eval_queued) == (0, 0, 0)
-        assert self.run(ledger.lease(worker_id="w", train=9, evals=9)) == []
+        assert self.run(ledger.leases.lease(worker_id="w", train=9, evals=9)) == []
         assert ledger.pauses.held or ledger.pauses.stop != "paused"
 
     @invariant()

@@ -47,7 +47,7 @@ async def test_it_measures_each_task_once_and_ends(store: Store, worlds: Worlds)
     world.limits = LimitSettings(eval_window=4)
     ledger = await world.started()
     seen: list[tuple[str, int]] = []
-    while leased := await ledger.lease(worker_id="w", train=100, evals=3):
+    while leased := await ledger.leases.lease(worker_id="w", train=100, evals=3):
         assert {a.purpose for a in leased} == {"eval"}
         seen += [(a.group_id, index) for a in leased for index in a.indices]
         await ledger.submit(whole(world, leased))
@@ -70,11 +70,11 @@ async def test_a_restart_of_what_serves_the_weights_changes_nothing(
     ledger = await world.started()
     told: dict[str, Any] = {"incarnation": 1, "step": 0, "parent": -1, "num_bytes": 10}
     await ledger.publish_version(**told, digest="d1", number=0)
-    (first,) = await ledger.lease(worker_id="w", train=0, evals=1)
+    (first,) = await ledger.leases.lease(worker_id="w", train=0, evals=1)
     assert await served_again(ledger, "d1") == 0
     ledger = await world.opened()
     assert await served_again(ledger, "d1") == 0
-    (second,) = await ledger.lease(worker_id="w", train=0, evals=9)
+    (second,) = await ledger.leases.lease(worker_id="w", train=0, evals=9)
     assert (first.pinned_version, second.pinned_version) == (0, 0)
     await ledger.submit(whole(world, [first, second]))
     await ledger.sweep()
@@ -87,14 +87,14 @@ async def test_a_restart_of_what_serves_the_weights_changes_nothing(
 async def test_a_pause_loses_nothing_and_repeats_nothing(store: Store, worlds: Worlds) -> None:
     world = worlds(store, kind="eval", eval={"tasks": 3})
     ledger = await world.started()
-    (done,) = await ledger.lease(worker_id="w", train=0, evals=1)
-    (begun,) = await ledger.lease(worker_id="w", train=0, evals=1)
+    (done,) = await ledger.leases.lease(worker_id="w", train=0, evals=1)
+    (begun,) = await ledger.leases.lease(worker_id="w", train=0, evals=1)
     await ledger.submit(whole(world, [done]))
     await ledger.pauses.begin()
-    assert await ledger.lease(worker_id="w", train=0, evals=9) == []
+    assert await ledger.leases.lease(worker_id="w", train=0, evals=9) == []
     await ledger.pauses.hold()
     assert await served_again(ledger, "d") == 0
-    left = await ledger.lease(worker_id="w", train=0, evals=9)
+    left = await ledger.leases.lease(worker_id="w", train=0, evals=9)
     assert {a.group_id for a in left} >= {begun.group_id}
     assert done.group_id not in {a.group_id for a in left}
     await ledger.submit(whole(world, left))
@@ -107,7 +107,7 @@ async def test_a_pause_loses_nothing_and_repeats_nothing(store: Store, worlds: W
 async def test_it_fails_if_nothing_could_be_measured(store: Store, worlds: Worlds) -> None:
     world = worlds(store, kind="eval", eval={"tasks": 2, "timeout_s": 50})
     ledger = await world.started()
-    await ledger.lease(worker_id="w", train=0, evals=9)
+    await ledger.leases.lease(worker_id="w", train=0, evals=9)
     await ledger.sweep()
     world.clock.advance(60)
     await ledger.sweep()
@@ -172,13 +172,13 @@ async def test_an_outside_endpoint_is_measured_without_a_publication(
 ) -> None:
     world = worlds(store, kind="eval", eval={"tasks": 3}, model=OUTSIDE)
     ledger = await world.opened()
-    assert await ledger.lease(worker_id="w", train=0, evals=9) == []
+    assert await ledger.leases.lease(worker_id="w", train=0, evals=9) == []
     await ledger.begin()
     await ledger.begin()  # as after a crash between this and the job's record
-    leased = [(await ledger.lease(worker_id="w", train=0, evals=1))[0] for _ in range(2)]
+    leased = [(await ledger.leases.lease(worker_id="w", train=0, evals=1))[0] for _ in range(2)]
     ledger = await world.opened()
     await ledger.begin()
-    leased += await ledger.lease(worker_id="w", train=0, evals=9)
+    leased += await ledger.leases.lease(worker_id="w", train=0, evals=9)
     assert len({each.group_id for each in leased}) == 3
     names = ("served-1", "served-1", "served-2")
     found = [
@@ -200,12 +200,12 @@ async def test_a_pause_of_an_outside_endpoint_goes_on(store: Store, worlds: Worl
     world = worlds(store, kind="eval", eval={"tasks": 2}, model=OUTSIDE)
     ledger = await world.opened()
     await ledger.begin()
-    await ledger.lease(worker_id="w", train=0, evals=1)
+    await ledger.leases.lease(worker_id="w", train=0, evals=1)
     await ledger.pauses.begin()
     await ledger.pauses.hold()
-    assert await ledger.lease(worker_id="w", train=0, evals=9) == []
+    assert await ledger.leases.lease(worker_id="w", train=0, evals=9) == []
     await ledger.begin()
-    left = await ledger.lease(worker_id="w", train=0, evals=9)
+    left = await ledger.leases.lease(worker_id="w", train=0, evals=9)
     assert len(left) == 2
     await world.clean(ledger)
 

@@ -126,7 +126,7 @@ async def test_tokens_have_values_of_their_own_and_weightless_episodes_are_maske
     shaped = {"advantage": "per_token", "advantage_shaping": ["doubled"]}
     world = worlds(store, experience=shaped)
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
     await ledger.submit([with_two_turns(each) for each in world.whole(leased)])
     share = await ledger.take(incarnation=1, step=0, rank=0, world=1)
     samples = [pb.TrainSample.FromString(data) for data in share.samples]
@@ -168,7 +168,7 @@ async def test_a_group_that_comes_again_is_observed_once(store: Store, worlds: W
     world = two_epochs(worlds, store, "j1")
     ledger = await world.started()
     await steps(world, ledger, 0, 1)
-    leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
     await ledger.submit(world.whole(leased[:1], version=1))
     incarnation = await ledger.grant_incarnation()
     await ledger.rewind(incarnation=incarnation, step=0)

@@ -24,7 +24,7 @@ EVAL: dict[str, Any] = {"every": 2, "tasks": 3, "timeout_s": 50}
 
 
 async def measured(world: World, ledger: JobLedger, reward: float) -> int:
-    leased = await ledger.lease(worker_id="w", train=0, evals=10)
+    leased = await ledger.leases.lease(worker_id="w", train=0, evals=10)
     await ledger.submit([world.made(a, 0, reward=reward) for a in leased])
     await ledger.sweep()
     return len(leased)
@@ -39,15 +39,15 @@ async def steps(world: World, ledger: JobLedger, count: int, *, start: int = 0) 
 async def test_version_0_is_measured_outside_the_identity(store: Store, worlds: Worlds) -> None:
     world = worlds(store, eval=EVAL)
     ledger = await world.started()
-    assert await ledger.held_version() == 0
-    leased = await ledger.lease(worker_id="w", train=0, evals=2)
+    assert ledger.evals.held_version() == 0
+    leased = await ledger.leases.lease(worker_id="w", train=0, evals=2)
     assert [(a.purpose, a.pinned_version, a.indices) for a in leased] == [("eval", 0, (0,))] * 2
     await ledger.submit([world.made(a, 0, reward=1.0) for a in leased])
     assert await measured(world, ledger, 0.0) == 1
     [(step, row)] = world.hooks.of("eval")
     assert (step, row["version"], row["measured"], row["dropped"]) == (0, 0, 3, 0)
     assert row["reward"] == pytest.approx(2 / 3)
-    assert await ledger.held_version() == -1
+    assert ledger.evals.held_version() == -1
     assert (await world.clean(ledger))["admitted"] == 0
     page, _ = await ledger.trajectories.page(purpose="eval", page_size=9, page_token="")
     assert len(page) == 3
@@ -56,11 +56,11 @@ async def test_version_0_is_measured_outside_the_identity(store: Store, worlds: 
 async def test_the_same_tasks_and_seeds_every_time(store: Store, worlds: Worlds) -> None:
     world = worlds(store, eval=EVAL)
     ledger = await world.started()
-    first = await ledger.lease(worker_id="w", train=0, evals=9)
+    first = await ledger.leases.lease(worker_id="w", train=0, evals=9)
     await ledger.submit([world.made(a, 0) for a in first])
     await ledger.sweep()
     await steps(world, ledger, 2)
-    second = await ledger.lease(worker_id="w", train=0, evals=9)
+    second = await ledger.leases.lease(worker_id="w", train=0, evals=9)
     assert [(a.task, a.seed) for a in first] == [(a.task, a.seed) for a in second]
     assert {a.pinned_version for a in second} == {2}
 
@@ -69,7 +69,7 @@ async def test_what_is_not_measured_in_time_is_dropped(store: Store, worlds: Wor
     world = worlds(store, eval=EVAL)
     ledger = await world.started()
     world.clock.advance(40)
-    leased = await ledger.lease(worker_id="w", train=0, evals=9)
+    leased = await ledger.leases.lease(worker_id="w", train=0, evals=9)
     await ledger.submit([world.made(leased[0], 0, reward=1.0)])
     gone = EpisodeKey(leased[1].group_id, 0, 1, GiveBackReason.VERSION_GONE)
     await ledger.give_back(worker_id="w", keys=[gone])
@@ -90,11 +90,11 @@ async def test_a_run_that_becomes_due_meanwhile_measures_the_newest(
     world = worlds(store, eval=EVAL)
     ledger = await world.started()
     await steps(world, ledger, 3)
-    assert await ledger.held_version() == 0
+    assert ledger.evals.held_version() == 0
     assert await measured(world, ledger, 0.0) == 3
-    assert await ledger.held_version() == 3
+    assert ledger.evals.held_version() == 3
     ledger = await world.opened()
-    assert await ledger.held_version() == 3
+    assert ledger.evals.held_version() == 3
     assert await measured(world, ledger, 1.0) == 3
     assert [step for step, _ in world.hooks.of("eval")] == [0, 3]
 
@@ -111,7 +111,7 @@ async def test_a_job_ends_after_the_last_eval(store: Store, worlds: Worlds) -> N
     assert answer == (3, "finished")
     await ledger.sweep()
     assert world.hooks.ends == []
-    assert await ledger.lease(worker_id="w", train=9, evals=0) == []
+    assert await ledger.leases.lease(worker_id="w", train=9, evals=0) == []
     await ledger.publish_version(incarnation=1, step=3, parent=2, num_bytes=1)
     assert (await ledger.take(incarnation=1, step=3, rank=0, world=1)).stop == "finished"
     ledger = await world.opened()
@@ -157,7 +157,7 @@ async def test_the_end_of_the_tasks_ends_a_job(store: Store, worlds: Worlds) -> 
     await world.filled(ledger)
     await ledger.sweep()
     await world.trained(ledger, 0)
-    assert await ledger.lease(worker_id="w", train=9, evals=0) == []
+    assert await ledger.leases.lease(worker_id="w", train=9, evals=0) == []
     assert (await ledger.take(incarnation=1, step=1, rank=0, world=1)).stop == "finished"
     await ledger.sweep()
     assert world.hooks.ends == [("succeeded", "all epochs of the tasks are over")]
@@ -226,17 +226,17 @@ async def test_a_trainer_that_dies_at_the_end_trains_the_last_steps_again(
 async def test_cancelling_drops_everything_untrained(store: Store, worlds: Worlds) -> None:
     world = worlds(store, eval=EVAL)
     ledger = await world.started()
-    await ledger.lease(worker_id="w", train=0, evals=1)
+    await ledger.leases.lease(worker_id="w", train=0, evals=1)
     leased = await world.filled(ledger)
     share = await ledger.take(incarnation=1, step=0, rank=0, world=1)
-    await ledger.cancel()
+    await ledger.completion.cancel()
     counts = await world.clean(ledger)
     assert counts["cancelled"] == counts["dropped"] == counts["admitted"] == 2 * len(leased)
-    assert await ledger.held_version() == -1
+    assert ledger.evals.held_version() == -1
     answer = await ledger.commit(incarnation=1, step=0, batch_id=share.batch_id, metrics={})
     assert answer == (0, "cancelled")
     assert (await ledger.take(incarnation=1, step=0, rank=0, world=1)).stop == "cancelled"
-    assert await ledger.lease(worker_id="w", train=9, evals=9) == []
+    assert await ledger.leases.lease(worker_id="w", train=9, evals=9) == []
 
 
 async def test_a_paused_job_resumes(store: Store, worlds: Worlds) -> None:
@@ -255,7 +255,7 @@ async def test_a_paused_job_resumes(store: Store, worlds: Worlds) -> None:
 
 async def measured_partly(world: World, ledger: JobLedger, *, share: float, reward: float) -> None:
     """Measure a share of the open run and let its time pass."""
-    leased = await ledger.lease(worker_id="w", train=0, evals=100)
+    leased = await ledger.leases.lease(worker_id="w", train=0, evals=100)
     await ledger.sweep()
     count = round(share * len(leased))
     await ledger.submit([world.made(a, 0, reward=reward) for a in leased[:count]])

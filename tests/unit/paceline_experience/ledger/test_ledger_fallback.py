@@ -89,7 +89,7 @@ async def test_nothing_is_kept_for_a_job_that_is_over(
     assert await payloads(store, world) == 8
     await Exporter(tmp_path).export(ledger, name="step-2")
     if cancelled:
-        await ledger.cancel()
+        await ledger.completion.cancel()
     else:
         assert (await ledger.take(incarnation=1, step=2, rank=0, world=1)).stop == "finished"
         await ledger.sweep()
@@ -108,7 +108,7 @@ async def test_after_a_fallback_the_skipped_checkpoint_is_ignored(
     await ledger.commit_checkpoint(incarnation=1, step=3, path="p", kept=[1, 3])
     number = await ledger.grant_incarnation()
     await ledger.rewind(incarnation=number, step=1)
-    await ledger.cancel()
+    await ledger.completion.cancel()
     counts = await world.clean(ledger)
     assert (counts["durable"], counts["trained"]) == (4, 0)
 
@@ -119,18 +119,18 @@ async def test_digests_are_known_of_what_was_committed_and_can_be_loaded(
     world = worlds(store)
     ledger = await world.started()
     await trained(world, ledger, 0, 1, 2, 3)
-    assert await ledger.checkpoints(incarnation=1) == {}
+    assert await ledger.batches.checkpoints(incarnation=1) == {}
     await ledger.commit_checkpoint(incarnation=1, step=2, path="p", kept=[0, 2], digest="two")
     # Step 1 lies in the storage, and nobody has ever committed it.
     await ledger.commit_checkpoint(incarnation=1, step=4, path="p", kept=[1, 2, 4], digest="four")
-    assert await ledger.checkpoints(incarnation=1) == {2: "two", 4: "four"}
+    assert await ledger.batches.checkpoints(incarnation=1) == {2: "two", 4: "four"}
 
     ledger = await world.opened()
     number = await ledger.grant_incarnation()
     with pytest.raises(FencedError):
-        await ledger.checkpoints(incarnation=1)
-    assert await ledger.checkpoints(incarnation=number) == {2: "two", 4: "four"}
+        await ledger.batches.checkpoints(incarnation=1)
+    assert await ledger.batches.checkpoints(incarnation=number) == {2: "two", 4: "four"}
     await ledger.rewind(incarnation=number, step=2)
-    assert await ledger.checkpoints(incarnation=number) == {2: "two"}
+    assert await ledger.batches.checkpoints(incarnation=number) == {2: "two"}
     await ledger.rewind(incarnation=number, step=1)
-    assert await ledger.checkpoints(incarnation=number) == {}
+    assert await ledger.batches.checkpoints(incarnation=number) == {}

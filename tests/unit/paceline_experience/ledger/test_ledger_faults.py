@@ -40,16 +40,16 @@ async def test_the_ledger_continues_when_the_store_is_back(worlds: Worlds) -> No
         store = Store(client_of(f"unix://{folder / 's'}"))
         world = worlds(store)
         ledger = await world.started()
-        first = await ledger.lease(worker_id="w", train=4, evals=0)
+        first = await ledger.leases.lease(worker_id="w", train=4, evals=0)
         os.kill(int((await store.redis.info())["process_id"]), signal.SIGKILL)
         with pytest.raises(StoreError, match="cannot be reached"):
-            await ledger.lease(worker_id="w", train=4, evals=0)
+            await ledger.leases.lease(worker_id="w", train=4, evals=0)
         with pytest.raises(StoreError, match="cannot be reached"):
             await ledger.submit(world.whole(first))
         server.stop()
         server = serve(folder)
         assert set(await ledger.submit(world.whole(first))) == {"accepted"}
-        more = await ledger.lease(worker_id="w", train=8, evals=0)
+        more = await ledger.leases.lease(worker_id="w", train=8, evals=0)
         assert [a.group_id for a in more] == ["j1.2", "j1.3"]
         await world.trained(ledger, 0)
         await world.clean(ledger)
@@ -60,16 +60,16 @@ async def test_the_ledger_continues_when_the_store_is_back(worlds: Worlds) -> No
 async def test_a_replica_that_lost_the_job_writes_nothing(store: Store, worlds: Worlds) -> None:
     world = worlds(store)
     old = await world.started()
-    await old.submit(world.whole(await old.lease(worker_id="w", train=4, evals=0)))
+    await old.submit(world.whole(await old.leases.lease(worker_id="w", train=4, evals=0)))
     batch = await old.take(incarnation=1, step=0, rank=0, world=1)
-    leased = await old.lease(worker_id="w", train=2, evals=0)
+    leased = await old.leases.lease(worker_id="w", train=2, evals=0)
     await store.command("SET", JobKeys("default", world.job_id).epoch, 1)
     new = world.ledger(epoch=1)
     await new.open()
     before = await store.hashes(*JobKeys("default", world.job_id).scripts[:5])
     refused = "another replica owns this job since epoch 1"
     for call in (
-        lambda: old.lease(worker_id="w", train=100, evals=0),
+        lambda: old.leases.lease(worker_id="w", train=100, evals=0),
         lambda: old.submit(world.whole(leased)),
         lambda: old.commit(incarnation=1, step=0, batch_id=batch.batch_id, metrics={}),
         lambda: old.publish_version(incarnation=1, step=1, parent=0, num_bytes=10),
@@ -104,7 +104,7 @@ async def test_no_script_of_the_ledger_writes_for_another_owner_or_an_older_stat
 ) -> None:
     world = worlds(store)
     ledger = await world.started()
-    await ledger.submit(world.whole(await ledger.lease(worker_id="w", train=4, evals=0)))
+    await ledger.submit(world.whole(await ledger.leases.lease(worker_id="w", train=4, evals=0)))
     keys = JobKeys("default", world.job_id)
     revision = (await store.command("HGET", keys.meta, "revision")).decode()
     epoch = (await store.command("GET", keys.epoch) or b"0").decode()
@@ -121,7 +121,7 @@ async def test_leases_that_had_ended_when_the_store_was_rolled_back_go_on(
     """Their worker was to be told to abort them."""
     world = worlds(store, experience={"max_attempts": 1})
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=2, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=2, evals=0)
     before = await contents(store)
     world.clock.advance(11)
     await ledger.sweep()

@@ -53,7 +53,7 @@ def contents(share: BatchShare) -> list[tuple[str, int, float]]:
 async def fill(world: World, ledger: JobLedger, batch: asyncio.Task[BatchShare]) -> BatchShare:
     """Play what can be leased until the trainer has its batch."""
     while not batch.done():
-        leased = await ledger.lease(worker_id="w", train=100, evals=0)
+        leased = await ledger.leases.lease(worker_id="w", train=100, evals=0)
         if leased:
             await ledger.submit(played(world, leased))
         await asyncio.sleep(0.001)
@@ -93,12 +93,12 @@ async def test_groups_that_are_given_up_are_told_with_the_reason(
     tried_once = {**LEARNING, "max_attempts": 1, "max_staleness": 1, "batch_groups": 1}
     world = replace(worlds(store, experience=tried_once), num_tasks=8)
     ledger = await world.started()
-    await ledger.lease(worker_id="gone", train=4, evals=0)
-    await ledger.release(worker_id="gone")  # infrastructure failed: the task comes once more
+    await ledger.leases.lease(worker_id="gone", train=4, evals=0)
+    await ledger.leases.release(worker_id="gone")  # infrastructure failed: the task comes once more
     waits = asyncio.create_task(ledger.take(incarnation=1, step=0, rank=0, world=1))
-    again = await ledger.lease(worker_id="gone", train=4, evals=0)
+    again = await ledger.leases.lease(worker_id="gone", train=4, evals=0)
     assert [a.group_id for a in again] == ["j1.0.1"]
-    await ledger.release(worker_id="gone")
+    await ledger.leases.release(worker_id="gone")
     await fill(world, ledger, waits)
     memory = await memory_of(world)
     assert memory["failed group_failed"] == [0.0, 1]
@@ -124,7 +124,7 @@ async def test_one_that_cannot_learn_is_refused_or_fails_its_job(
     ledger = await world.started()
     waits = asyncio.create_task(ledger.take(incarnation=1, step=0, rank=0, world=1))
     while not world.hooks.ends:
-        leased = await ledger.lease(worker_id="w", train=100, evals=0)
+        leased = await ledger.leases.lease(worker_id="w", train=100, evals=0)
         if leased:
             await ledger.submit(played(world, leased))
         await ledger.sweep()

@@ -102,7 +102,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(worker=WORKERS, credits=st.integers(1, 12))
     def lease(self, worker: str, credits: int) -> None:
         before = self.run(self.ledger.live())
-        got = self.run(self.ledger.lease(worker_id=worker, train=credits, evals=0))
+        got = self.run(self.ledger.leases.lease(worker_id=worker, train=credits, evals=0))
         assert sum(len(a.indices) for a in got) <= credits
         self.known += [(a, place) for a in got for place in range(len(a.indices))]
         self.tasks.update({a.group_id: a.task.seed for a in got})
@@ -126,7 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(lag=st.integers(0, 1))
     def work_off(self, lag: int) -> None:
-        got = self.run(self.ledger.lease(worker_id="w3", train=12, evals=0))
+        got = self.run(self.ledger.leases.lease(worker_id="w3", train=12, evals=0))
         self.tasks.update({a.group_id: a.task.seed for a in got})
         items = self.world.whole(got, version=max(0, self.version - lag))
         outcomes = self.run(self.ledger.submit(items))
@@ -215,7 +215,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def release(self, worker: str, data: st.DataObject) -> None:
         some = data.draw(st.lists(st.sampled_from(self.known), max_size=4)) if self.known else []
         kept = [EpisodeKey(a.group_id, a.indices[i], a.attempts[i]) for a, i in some]
-        self.run(self.ledger.release(worker_id=worker, keep=kept))
+        self.run(self.ledger.leases.release(worker_id=worker, keep=kept))
         assert self.ledger.held(worker) <= len(kept)
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 70.0]))

@@ -50,22 +50,24 @@ async def test_april_recalls_what_is_open_once_a_batch_is_full_and_continues_it_
 ) -> None:
     world = worlds(store, experience=APRIL)
     ledger = await world.started()
-    quick, slow = await ledger.lease(worker_id="w", train=4, evals=0)
+    quick, slow = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     assert ledger.recalled("w") == []
     await ledger.submit(world.whole([quick]))
     await hand_over(world, ledger, [slow], 0)
     live = await ledger.live()
     assert (live.ready_groups, live.counts["queued"], live.counts["leased"]) == (1, 2, 0)
-    assert (ledger.demand().queued, ledger.demand().new) == (0, 0)
+    assert (ledger.leases.demand().queued, ledger.leases.demand().new) == (0, 0)
     share = await ledger.take(incarnation=1, step=0, rank=0, world=1)
-    assert await ledger.lease(worker_id="w", train=4, evals=0) == []  # the trainer has the batch
+    assert (
+        await ledger.leases.lease(worker_id="w", train=4, evals=0) == []
+    )  # the trainer has the batch
     await ledger.commit(incarnation=1, step=0, batch_id=share.batch_id, metrics={})
-    assert await ledger.lease(worker_id="w", train=4, evals=0) == []  # no newer weights yet
+    assert await ledger.leases.lease(worker_id="w", train=4, evals=0) == []  # no newer weights yet
     await ledger.publish_version(incarnation=1, step=1, parent=0, num_bytes=1)
     ledger.serve([0])
-    assert await ledger.lease(worker_id="w", train=4, evals=0) == []
+    assert await ledger.leases.lease(worker_id="w", train=4, evals=0) == []
     ledger.serve([0, 1])
-    first, *_ = await ledger.lease(worker_id="w", train=4, evals=0)
+    first, *_ = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     # With one attempt, it would be dropped if the recall had used it up.
     assert (first.group_id, first.attempts) == (slow.group_id, (2, 2))
     assert [p.transcripts[0].num_policy_tokens for p in first.progress] == [2, 2]
@@ -80,7 +82,7 @@ async def test_with_april_a_finished_episode_is_never_lost_to_a_recall(
 ) -> None:
     world = worlds(store, experience=APRIL)
     ledger = await world.started()
-    quick, slow = await ledger.lease(worker_id="w", train=4, evals=0)
+    quick, slow = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     await ledger.submit(world.whole([quick]))
     late = world.whole([slow])
     await hand_over(world, ledger, [slow], 0)
@@ -94,16 +96,16 @@ async def test_with_april_what_is_too_old_to_be_continued_begins_anew(
 ) -> None:
     world = worlds(store, experience=APRIL)
     ledger = await world.started()
-    held = await ledger.lease(worker_id="w", train=4, evals=0)
+    held = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     await ledger.submit(world.whole(held[:1]))
     await hand_over(world, ledger, held, 0)
     await world.trained(ledger, 0)
-    leased = await ledger.lease(worker_id="w", train=6, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=6, evals=0)
     assert leased[0].group_id == held[1].group_id
     await ledger.submit(world.whole(leased[1:2], version=1))
     await hand_over(world, ledger, leased, 0)
     await world.trained(ledger, 1)
-    anew, *_ = await ledger.lease(worker_id="w", train=6, evals=0)
+    anew, *_ = await ledger.leases.lease(worker_id="w", train=6, evals=0)
     assert anew.group_id == f"{held[1].group_id}.1"  # its tokens would be two steps old
     assert (anew.seed, anew.progress) == (held[1].seed, ())
     assert (await world.clean(ledger))["stale"] == 2
@@ -116,9 +118,12 @@ async def test_coupled_waits_for_the_slowest_worker(store: Store, worlds: Worlds
     await world.filled(ledger)
     await world.trained(ledger, 0)
     ledger.serve([0, 1])
-    assert (ledger.demand().new, await ledger.lease(worker_id="w", train=9, evals=0)) == (0, [])
+    assert (
+        ledger.leases.demand().new,
+        await ledger.leases.lease(worker_id="w", train=9, evals=0),
+    ) == (0, [])
     ledger.serve([1])
-    assert len(await ledger.lease(worker_id="w", train=9, evals=0)) == 1
+    assert len(await ledger.leases.lease(worker_id="w", train=9, evals=0)) == 1
 
 
 async def test_rollout_wise_fills_single_slots(store: Store, worlds: Worlds) -> None:
@@ -126,9 +131,11 @@ async def test_rollout_wise_fills_single_slots(store: Store, worlds: Worlds) -> 
         world = worlds(store, experience={"mode": mode, "group_size": 2, "max_staleness": 1})
         world.job_id = mode
         ledger = await world.started()
-        await ledger.lease(worker_id="w", train=3 if got else 2, evals=0)
-        assert ledger.demand().group == (1 if got else 2)
-        found = [a for _ in "ab" for a in await ledger.lease(worker_id="w", train=1, evals=0)]
+        await ledger.leases.lease(worker_id="w", train=3 if got else 2, evals=0)
+        assert ledger.leases.demand().group == (1 if got else 2)
+        found = [
+            a for _ in "ab" for a in await ledger.leases.lease(worker_id="w", train=1, evals=0)
+        ]
         assert [a.indices for a in found] == got
 
 
@@ -139,13 +146,13 @@ async def test_lengths_of_what_is_lost_are_told_with_the_next_batch(
     many = {"allocator": {"kind": "redundancy", "extra": 1}, "group_size": 2, "batch_groups": 1}
     world = worlds(store, experience={**many, "max_staleness": 0})
     ledger = await world.started()
-    (first,) = await ledger.lease(worker_id="w", train=3, evals=0)
+    (first,) = await ledger.leases.lease(worker_id="w", train=3, evals=0)
     told = EpisodeProgress(
         first.group_id, 2, first.attempts[2], world.made(first, 2, tokens=4).transcripts
     )
     await ledger.renew(worker_id="w", keys=(), progress=[told])
     await ledger.submit([world.made(first, place, tokens=6) for place in range(2)])
-    (second,) = await ledger.lease(worker_id="w", train=3, evals=0)
+    (second,) = await ledger.leases.lease(worker_id="w", train=3, evals=0)
     await ledger.submit(
         [world.made(second, place, reward=float(place), tokens=3) for place in range(2)]
     )

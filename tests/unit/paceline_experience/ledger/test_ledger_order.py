@@ -31,7 +31,7 @@ async def test_a_batch_has_the_order_of_tasks_not_of_completion(
 ) -> None:
     world = worlds(store, experience={"batch_groups": 12, "max_staleness": 0})
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
     for trajectory in reversed(world.whole(leased)):
         await ledger.submit([trajectory])
     share = await ledger.take(incarnation=1, step=0, rank=0, world=1)

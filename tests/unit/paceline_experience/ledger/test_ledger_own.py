@@ -124,7 +124,7 @@ async def test_a_group_is_repaired_as_its_own_filter_says(
     ledger = await world.started()
     await world.filled(ledger)  # rewards 0 and 1
     async with asyncio.timeout(PATIENCE_S):
-        while not (again := await ledger.lease(worker_id="w", train=9, evals=0)):
+        while not (again := await ledger.leases.lease(worker_id="w", train=9, evals=0)):
             await asyncio.sleep(0.01)
     assert [each.indices for each in again] == [(2,)]
     await ledger.submit([world.made(again[0], 0, reward=1.0)])
@@ -177,7 +177,7 @@ async def test_a_ledger_goes_on_while_its_own_code_thinks(
     }
     world = await with_own(functions, worlds(store, experience=experience))
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
     first, *others = leased
     await ledger.submit(world.whole([first]))
     keys = [
@@ -194,7 +194,7 @@ async def test_a_ledger_goes_on_while_its_own_code_thinks(
     await asyncio.sleep(0.2)
     await ledger.sweep()
     assert not takes.done()
-    await ledger.cancel()
+    await ledger.completion.cancel()
     assert (await asyncio.wait_for(takes, PATIENCE_S)).stop is StopReason.CANCELLED
     ledger.close()
 
@@ -206,7 +206,7 @@ async def test_a_group_that_is_dropped_meanwhile_stays_dropped(
     world = await with_own(functions, worlds(store, experience=experience))
     ledger = await world.started()
     await world.filled(ledger)
-    await ledger.cancel()
+    await ledger.completion.cancel()
     await asyncio.sleep(1.0)
     counts = await world.clean(ledger)
     assert counts["cancelled"] > 0
@@ -280,7 +280,7 @@ async def test_a_group_with_enough_is_closed_before_its_own_filter_has_answered(
     slow = {"kind": "own:slow", "seconds": 0.5}
     world = await with_own(functions, worlds(store, experience={**many, "filters": [slow]}))
     ledger = await world.started()
-    (leased,) = await ledger.lease(worker_id="w", train=3, evals=0)
+    (leased,) = await ledger.leases.lease(worker_id="w", train=3, evals=0)
     await ledger.submit([world.made(leased, place, reward=float(place)) for place in (2, 0)])
     live = await ledger.live()
     assert (live.open_groups, live.counts["leased"], live.dropped) == (1, 0, {"surplus": 1})

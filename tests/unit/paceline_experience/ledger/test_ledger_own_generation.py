@@ -90,7 +90,7 @@ class Life:
         async with asyncio.timeout(PATIENCE_S):
             takes = asyncio.create_task(ledger.take(incarnation=1, step=step, rank=0, world=1))
             while not takes.done():
-                leased = await ledger.lease(worker_id="w", train=6, evals=0)
+                leased = await ledger.leases.lease(worker_id="w", train=6, evals=0)
                 self.note(leased)
                 if leased:
                     await ledger.submit(played(self.world, leased))

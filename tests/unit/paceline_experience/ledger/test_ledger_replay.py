@@ -31,7 +31,7 @@ DART: dict[str, Any] = {
 
 async def played(world: World, ledger: JobLedger, *rewards: float, version: int) -> Assignment:
     """Lease one group and finish its episodes with these rewards."""
-    (leased,) = await ledger.lease(worker_id="w", train=len(rewards), evals=0)
+    (leased,) = await ledger.leases.lease(worker_id="w", train=len(rewards), evals=0)
     done = [world.made(leased, n, reward=r, version=version) for n, r in enumerate(rewards)]
     await ledger.submit(done)
     return leased
@@ -198,7 +198,7 @@ async def test_the_pool_is_bounded_and_goes_with_the_job(store: Store, worlds: W
         await world.clean(ledger)
     kept = await store.command("HKEYS", key)
     assert sorted(kept) == [b"1/7", b"2/6", b"2/7"]
-    await ledger.cancel()
+    await ledger.completion.cancel()
     assert await store.command("HLEN", key) == 0
     assert not await world.payloads()
     await world.clean(ledger)

@@ -70,7 +70,7 @@ class Player:
     async def play(self, ledger: JobLedger, *, most: int = 1000) -> None:
         """Finish up to so many episodes with the newest weights, in any order."""
         live = await ledger.live()
-        leased = await ledger.lease(worker_id="w", train=100, evals=0)
+        leased = await ledger.leases.lease(worker_id="w", train=100, evals=0)
         every = [
             self.made(one, place, version=live.version, step=live.step)
             for one in leased
@@ -132,7 +132,7 @@ async def killed(player: Player) -> list[Any]:
         if step % EVERY == EVERY - 1 and step not in undone:
             undone.add(step)
             await player.play(ledger, most=player.chance.randint(1, 15))
-            await ledger.release(worker_id="w")
+            await ledger.leases.release(worker_id="w")
             ledger = await world.opened()
             incarnation = await ledger.grant_incarnation()
             step, _ = await ledger.rewind(incarnation=incarnation, step=step - BACK)

@@ -186,7 +186,7 @@ async def test_stale_groups_are_dropped_when_a_batch_is_taken(store: Store, worl
 async def test_older_groups_go_first(store: Store, worlds: Worlds) -> None:
     world = worlds(store, experience={"max_staleness": 5})
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=12, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=12, evals=0)
     await ledger.submit(world.whole(leased[:2]))
     await world.trained(ledger, 0)
     await ledger.submit(world.whole(leased[2:4], version=1))
@@ -308,11 +308,11 @@ async def test_what_goes_while_an_export_is_written_is_missing_only_if_it_is_in_
 async def test_zero_variance_groups_are_refilled(store: Store, worlds: Worlds) -> None:
     world = worlds(store)
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=8, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=8, evals=0)
     woken = ledger.wakeup()
     await ledger.submit([world.made(leased[0], i, reward=1.0) for i in range(2)])
     assert woken.is_set()
-    [more] = await ledger.lease(worker_id="w", train=8, evals=0)
+    [more] = await ledger.leases.lease(worker_id="w", train=8, evals=0)
     assert more.group_id == "j1.4"
     assert (await world.clean(ledger))["filtered"] == 2
 
@@ -322,10 +322,10 @@ async def test_payload_budget_blocks_admission_and_fails_a_stuck_job(
 ) -> None:
     world = worlds(store, experience={"payload_bytes": 100, "batch_groups": 4})
     ledger = await world.started()
-    first = await ledger.lease(worker_id="w", train=4, evals=0)
+    first = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     await ledger.submit(world.whole(first))
     assert (await ledger.live()).headroom_groups == 0
-    assert await ledger.lease(worker_id="w", train=4, evals=0) == []
+    assert await ledger.leases.lease(worker_id="w", train=4, evals=0) == []
     trainer = await world.waiting(ledger, 0)
     await ledger.sweep()
     assert (await trainer).stop == "cancelled"

@@ -36,7 +36,7 @@ async def played(
     world: World, ledger: JobLedger, reward: float, *, credits: int = 100, version: int = 0
 ) -> list[Assignment]:
     """Lease and finish episodes, all with the same reward."""
-    leased = await ledger.lease(worker_id="w", train=credits, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=credits, evals=0)
     done = [
         world.made(a, place, reward=reward, version=version)
         for a in leased
@@ -60,7 +60,7 @@ async def test_a_group_gets_a_second_wave_and_a_task_that_was_solved_one_episode
     assert (first.indices, first.starts) == ((0, 1), ())
     assert (await ledger.live()).open_groups == 1
     ledger = await world.opened()  # the second wave survives a restart
-    second = await ledger.lease(worker_id="w", train=2, evals=0)
+    second = await ledger.leases.lease(worker_id="w", train=2, evals=0)
     assert [a.indices for a in second] == [(2, 3)]
     assert second[0].starts == (EpisodeStart(variant="deep", temperature=1.5),) * 2
     await ledger.submit([world.made(second[0], place, reward=1.0) for place in range(2)])
@@ -70,7 +70,7 @@ async def test_a_group_gets_a_second_wave_and_a_task_that_was_solved_one_episode
     assert len({first.seed, second[0].seed, third.seed}) == 1
     share = await world.trained(ledger, 0)
     assert sorted(s.index for s in samples_of(share)) == [0, 1, 2, 3, 4]
-    (after,) = await ledger.lease(worker_id="w", train=100, evals=0)
+    (after,) = await ledger.leases.lease(worker_id="w", train=100, evals=0)
     assert after.indices == (0,)
     counts = await world.clean(ledger)
     assert (counts["admitted"], counts["trained"], counts["leased"]) == (6, 5, 1)
@@ -82,9 +82,9 @@ async def test_a_wave_that_was_begun_comes_again_after_its_worker_dies(
     world = worlds(store, experience=DEEP)
     ledger = await world.started()
     await played(world, ledger, 0.0)
-    lost = await ledger.lease(worker_id="gone", train=3, evals=0)
-    await ledger.release(worker_id="gone")
-    again = await ledger.lease(worker_id="w", train=3, evals=0)
+    lost = await ledger.leases.lease(worker_id="gone", train=3, evals=0)
+    await ledger.leases.release(worker_id="gone")
+    again = await ledger.leases.lease(worker_id="w", train=3, evals=0)
     assert [(a.indices, a.starts) for a in again] == [(a.indices, a.starts) for a in lost]
     await world.clean(ledger)
 
@@ -96,13 +96,13 @@ async def test_a_start_brings_the_tasks_that_it_names(store: Store, worlds: Worl
     """Those that were solved before: the first one, after a restart."""
     world = worlds(store, experience=SEEDING)
     ledger = await world.started()
-    (first,) = await ledger.lease(worker_id="w", train=2, evals=0)
+    (first,) = await ledger.leases.lease(worker_id="w", train=2, evals=0)
     score = Score(1.0, {}, normalised_answer="42")
     await ledger.submit([replace(world.made(first, place), score=score) for place in range(2)])
     await world.trained(ledger, 0)
     ledger = await world.opened()
     await played(world, ledger, 0.0, version=1)
-    (second,) = await ledger.lease(worker_id="w", train=2, evals=0)
+    (second,) = await ledger.leases.lease(worker_id="w", train=2, evals=0)
     assert second.tasks == (first.task,)
     assert {each.variant for each in second.starts} == {"seeded"}
     assert {each.tasks for each in second.starts} == {(0,)}
@@ -115,7 +115,7 @@ async def test_a_start_that_names_no_task_fails_its_group(store: Store, worlds: 
     world = worlds(store, experience=far)
     ledger = await world.started()
     await played(world, ledger, 0.0)
-    assert await ledger.lease(worker_id="w", train=1, evals=0) == []
+    assert await ledger.leases.lease(worker_id="w", train=1, evals=0) == []
     assert (await ledger.live()).dropped["invalid"] == 3
     await world.clean(ledger)
 
@@ -126,7 +126,7 @@ async def test_redundancy_keeps_the_first_to_finish_and_aborts_the_rest(
     many = {"allocator": {"kind": "redundancy", "extra": 2}, "batch_groups": 1, "filters": []}
     world = worlds(store, experience={**many, "group_size": 2})
     ledger = await world.started()
-    (slow,) = await ledger.lease(worker_id="w", train=4, evals=0)
+    (slow,) = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     assert slow.indices == (0, 1, 2, 3)
     await ledger.submit([world.made(slow, 3, reward=1.0)])
     assert (await ledger.live()).open_groups == 1
@@ -140,7 +140,7 @@ async def test_redundancy_keeps_the_first_to_finish_and_aborts_the_rest(
     assert outcomes == ["dropped"]
     share = await world.trained(ledger, 0)
     assert sorted(s.index for s in samples_of(share)) == [1, 3]
-    (many_at_once,) = await ledger.lease(worker_id="w", train=4, evals=0)
+    (many_at_once,) = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     await ledger.submit([world.made(many_at_once, place, version=1) for place in (2, 0, 3, 1)])
     share = await world.trained(ledger, 1)
     assert sorted(s.index for s in samples_of(share)) == [0, 2]
@@ -156,7 +156,7 @@ async def test_a_child_continues_its_sibling_and_trains_only_its_own_tokens(
     world = worlds(store, experience={**waves, **shaping, "max_staleness": 0})
     ledger = await world.started()
     await played(world, ledger, 0.0)
-    (child,) = await ledger.lease(worker_id="w", train=1, evals=0)
+    (child,) = await ledger.leases.lease(worker_id="w", train=1, evals=0)
     (start,), (begun,) = child.starts, child.progress
     assert start.variant == "next"
     kept = begun.transcripts[0]
@@ -187,12 +187,12 @@ async def test_admission_counts_with_the_mean_size_of_the_last_groups(
     bounded = {**many, "group_size": 2, "max_in_flight": 13, "max_staleness": 5}
     world = worlds(store, experience=bounded)
     ledger = await world.started()
-    assert ledger.demand().group == 2  # nothing is known yet
-    leased = await ledger.lease(worker_id="w", train=6, evals=0)
+    assert ledger.leases.demand().group == 2  # nothing is known yet
+    leased = await ledger.leases.lease(worker_id="w", train=6, evals=0)
     await ledger.submit(world.whole(leased))
     live = await ledger.live()
-    assert (ledger.demand().group, live.group_size, live.headroom_groups) == (6, 6, 2)
-    assert (await world.opened()).demand().group == 6
+    assert (ledger.leases.demand().group, live.group_size, live.headroom_groups) == (6, 6, 2)
+    assert (await world.opened()).leases.demand().group == 6
     await world.clean(ledger)
 
 

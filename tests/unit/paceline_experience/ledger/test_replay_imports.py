@@ -49,7 +49,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 async def failed(world: World, ledger: JobLedger, *, version: int = 0) -> str:
     """Play a group without a success; returns its name."""
-    (leased,) = await ledger.lease(worker_id="w", train=4, evals=0)
+    (leased,) = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     done = [world.made(leased, n, reward=0.0, version=version) for n in range(4)]
     await ledger.submit(done)
     return leased.group_id
@@ -82,7 +82,7 @@ async def test_exports_of_another_job_can_be_imported(store: Store, worlds: Worl
     other = worlds(store, experience={**DART, "keep_trajectories": 8}, num_tasks=1)
     other.job_id = "other"
     ledger = await other.started()
-    (leased,) = await ledger.lease(worker_id="w", train=4, evals=0)
+    (leased,) = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     await ledger.submit([other.made(leased, n, reward=float(n == 1)) for n in range(4)])
     await other.trained(ledger, 0)
     exported, _ = await ledger.trajectories.page(purpose="train", page_size=9, page_token="")
@@ -224,7 +224,7 @@ async def test_own_successes_take_the_places_of_imported_ones(store: Store, worl
     ledger = await world.started()
     lines = [json.dumps(row(score={"reward": 1.0 + n})) for n in range(2)]
     await ledger.imports.add(lines, vocabulary=VOCABULARY)
-    (leased,) = await ledger.lease(worker_id="w", train=4, evals=0)
+    (leased,) = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     await ledger.submit([world.made(leased, n, reward=float(n < 2)) for n in range(4)])
     await world.trained(ledger, 0)
     kept = await store.command("HKEYS", JobKeys("default", "j1").replay)
@@ -244,7 +244,7 @@ async def test_jobs_without_replay_or_that_are_over_take_nothing(
     ledger = await world.started()
     with pytest.raises(InvalidError, match="1025; at most 1024"):
         await ledger.imports.add(["{}"] * 1025, vocabulary=VOCABULARY)
-    await ledger.cancel()
+    await ledger.completion.cancel()
     with pytest.raises(StateError, match="about to end"):
         await ledger.imports.add([json.dumps(row())], vocabulary=VOCABULARY)
     assert not await world.payloads()

@@ -42,7 +42,7 @@ async def listed(
 async def played(world: World, ledger: JobLedger, steps: int, *, first: int = 0, **of: Any) -> None:
     """Train so many steps; each group has the rewards 0 and 1."""
     for step in range(first, first + steps):
-        leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+        leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
         await ledger.submit(
             [
                 world.made(a, place, reward=float(index % 2), version=step, **of)
@@ -92,7 +92,7 @@ async def test_what_failed_is_told_apart(store: Store, worlds: Worlds) -> None:
     world = worlds(store, experience={"batch_groups": 1})
     ledger = await world.started()
     bad = ScoreStatus.PARSE_ERROR
-    (first, *_) = await ledger.lease(worker_id="w", train=1000, evals=0)
+    (first, *_) = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
     await ledger.submit(
         [world.made(first, 0, status=bad), world.made(first, 1, reward=1.0, truncated=True)]
     )
@@ -151,7 +151,7 @@ async def test_a_sample_of_what_is_dropped_says_why(store: Store, worlds: Worlds
     world = worlds(store, experience=kept)
     ledger = await world.started()
     for _ in range(5):
-        leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+        leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
         await ledger.submit([world.made(a, n) for a in leased for n in range(len(a.indices))])
     found = await listed(ledger, EpisodeQuery(dropped=True))
     assert [(each.dropped, each.step, each.advantage) for each in found] == [
@@ -167,7 +167,7 @@ async def test_samples_are_bounded_in_number_and_bytes(store: Store, worlds: Wor
     world = worlds(store, experience={"samples": few, "filters": [{"kind": "zero_variance"}]})
     ledger = await world.started()
     for _ in range(4):
-        leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+        leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
         await ledger.submit([world.made(a, n) for a in leased for n in range(len(a.indices))])
         assert len(await world.payloads()) <= 3
     size = (await ledger.live()).payload_bytes
@@ -181,7 +181,7 @@ async def test_samples_are_bounded_in_number_and_bytes(store: Store, worlds: Wor
         },
     ).spec
     ledger = await world.opened()
-    leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=1000, evals=0)
     await ledger.submit([world.made(a, n) for a in leased for n in range(len(a.indices))])
     assert 1 <= len(await world.payloads()) <= 2
     await world.clean(ledger)

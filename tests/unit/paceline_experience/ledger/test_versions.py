@@ -139,15 +139,15 @@ async def test_an_evaluation_of_a_withdrawn_version_is_that_of_the_next(
 ) -> None:
     world = worlds(store, eval={"every": 1, "tasks": 2, "timeout_s": 50})
     ledger = await world.started()
-    assert await ledger.lease(worker_id="w", train=0, evals=1)
-    assert await ledger.held_version() == 0
+    assert await ledger.leases.lease(worker_id="w", train=0, evals=1)
+    assert ledger.evals.held_version() == 0
     await refuse(ledger, 0)
     for _ in range(3):
         await ledger.sweep()
-    assert await ledger.held_version() == -1
-    assert not await ledger.lease(worker_id="w", train=0, evals=9)
+    assert ledger.evals.held_version() == -1
+    assert not await ledger.leases.lease(worker_id="w", train=0, evals=9)
     assert await publish(ledger, 0, parent=0) == 1
-    leased = await ledger.lease(worker_id="w", train=0, evals=9)
+    leased = await ledger.leases.lease(worker_id="w", train=0, evals=9)
     assert [each.pinned_version for each in leased] == [1, 1]
     await ledger.submit([world.made(each, 0, version=1) for each in leased])
     await ledger.sweep()
@@ -193,7 +193,7 @@ async def test_a_last_version_that_is_withdrawn_holds_no_end_up(
     ledger = await world.started()
     await refuse(ledger, 0)
     await publish(ledger, 0, parent=0)
-    leased = await ledger.lease(worker_id="w", train=0, evals=9)
+    leased = await ledger.leases.lease(worker_id="w", train=0, evals=9)
     await ledger.submit([world.made(each, 0, version=1) for each in leased])
     await world.filled(ledger, version=1)
     share = await ledger.take(incarnation=1, step=0, rank=0, world=1)

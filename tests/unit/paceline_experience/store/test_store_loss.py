@@ -298,16 +298,16 @@ async def test_nothing_is_written_over_an_unknown_state(worlds: Worlds, store: S
     ledger = await world.started()
     keys = JobKeys("default", world.job_id)
     kept = [(key, await store.command("DUMP", key)) for key in keys.scripts]
-    await ledger.lease(worker_id="w", train=4, evals=0)
+    await ledger.leases.lease(worker_id="w", train=4, evals=0)
     for key, data in kept:
         await store.command("DEL", key)
         if data is not None:
             await store.command("RESTORE", key, 0, data)
     before = await store.hashes(*keys.scripts[:5])
     with pytest.raises(UnavailableError, match="the ledger is at revision"):
-        await ledger.lease(worker_id="w", train=4, evals=0)
+        await ledger.leases.lease(worker_id="w", train=4, evals=0)
     assert await store.hashes(*keys.scripts[:5]) == before
-    assert len(await ledger.lease(worker_id="w", train=4, evals=0)) == 2
+    assert len(await ledger.leases.lease(worker_id="w", train=4, evals=0)) == 2
     await world.clean(ledger)
 
 

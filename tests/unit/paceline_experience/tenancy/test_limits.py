@@ -64,7 +64,7 @@ async def test_oversized_tasks_drop_only_their_groups(store: Store, worlds: Worl
     world = worlds(store, experience={"batch_groups": 16, "max_staleness": 0})
     world.tasks = Bad()
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=32, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=32, evals=0)
     good = {f"t{n}" for n in range(0, 1000, 2)}
     assert 0 < len(leased) < 16
     assert {a.task.task_id for a in leased} <= good
@@ -82,7 +82,7 @@ async def test_a_job_with_only_oversized_tasks_fails_with_advice(
     world.tasks = Huge()
     ledger = await world.started()
     while not world.hooks.ends:
-        assert await ledger.lease(worker_id="w", train=8, evals=0) == []
+        assert await ledger.leases.lease(worker_id="w", train=8, evals=0) == []
         await ledger.sweep()
     [(state, reason)] = world.hooks.ends
     assert state == "failed"
@@ -96,7 +96,7 @@ async def test_an_oversized_trajectory_drops_its_group(store: Store, worlds: Wor
     world = worlds(store)
     world.limits = LimitSettings(tenant=Quota(trajectory_bytes=4096))
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=4, evals=0)
+    leased = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     long = replace(world.made(leased[0], 0), response_text="a" * 5000)
     assert await ledger.submit([long]) == ["dropped"]
     assert await ledger.submit(world.whole(leased[1:])) == ["accepted", "accepted"]
@@ -111,7 +111,7 @@ async def test_oversized_progress_is_not_kept_and_its_lease_is(
     world = worlds(store)
     world.limits = LimitSettings(tenant=Quota(trajectory_bytes=4096))
     ledger = await world.started()
-    [first, second] = await ledger.lease(worker_id="w", train=4, evals=0)
+    [first, second] = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     told = [
         EpisodeProgress(first.group_id, 0, 1, (), actions=("a" * 5000,)),
         EpisodeProgress(second.group_id, 0, 1, (), actions=("b",)),
@@ -120,14 +120,14 @@ async def test_oversized_progress_is_not_kept_and_its_lease_is(
     assert await ledger.renew(worker_id="w", keys=[], progress=told) == []
     world.clock.advance(8)
     await ledger.sweep()  # the other two leases expire
-    again = await ledger.lease(worker_id="w", train=2, evals=0)
+    again = await ledger.leases.lease(worker_id="w", train=2, evals=0)
     assert {(a.group_id, a.indices) for a in again} == {
         (first.group_id, (1,)),
         (second.group_id, (1,)),
     }
     drained = [EpisodeKey(a.group_id, 0, 1, GiveBackReason.DRAIN) for a in (first, second)]
     await ledger.give_back(worker_id="w", keys=drained)
-    again = await ledger.lease(worker_id="w", train=2, evals=0)
+    again = await ledger.leases.lease(worker_id="w", train=2, evals=0)
     kept = {a.group_id: a.progress for a in again}
     assert kept[first.group_id] == ()
     assert [each.actions for each in kept[second.group_id]] == [("b",)]
@@ -138,7 +138,7 @@ async def test_what_environments_find_too_large_is_dropped_with_a_short_reason(
 ) -> None:
     world = worlds(store)
     ledger = await world.started()
-    [first, *_] = await ledger.lease(worker_id="w", train=4, evals=0)
+    [first, *_] = await ledger.leases.lease(worker_id="w", train=4, evals=0)
     key = EpisodeKey(first.group_id, 0, 1, GiveBackReason.OVERSIZED, "é" * 1_000_000)
     await ledger.give_back(worker_id="w", keys=[key])
     assert (await world.clean(ledger))[DropReason.OVERSIZED] == 2
@@ -173,7 +173,7 @@ async def test_a_large_evaluation_comes_in_by_windows(store: Store, worlds: Worl
     ledger = await world.started()
     seen: list[str] = []
     while not world.hooks.of("eval"):
-        leased = await ledger.lease(worker_id="w", train=0, evals=3)
+        leased = await ledger.leases.lease(worker_id="w", train=0, evals=3)
         assert await held(world, ledger) <= 8
         seen += [a.task.task_id for a in leased]
         await ledger.submit([world.made(a, 0, reward=len(seen) % 2) for a in leased])
@@ -197,7 +197,7 @@ async def test_the_time_of_a_windowed_evaluation_ends_it(store: Store, worlds: W
     world.num_eval_tasks, world.limits = 100, LimitSettings(eval_window=8)
     ledger = await world.started()
     for _ in range(3):
-        leased = await ledger.lease(worker_id="w", train=0, evals=8)
+        leased = await ledger.leases.lease(worker_id="w", train=0, evals=8)
         await ledger.submit([world.made(a, 0, reward=1.0) for a in leased])
         await ledger.sweep()
     world.clock.advance(51)
@@ -290,7 +290,7 @@ async def test_pages_of_trajectories_end_by_bytes(store: Store, worlds: Worlds) 
     world = worlds(store, eval={"every": 2, "tasks": 4, "timeout_s": 50})
     world.limits = LimitSettings(page_bytes=64 << 10)
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=0, evals=4)
+    leased = await ledger.leases.lease(worker_id="w", train=0, evals=4)
     long = [replace(world.made(a, 0), response_text=str(n) * 40_000) for n, a in enumerate(leased)]
     await ledger.submit(long)
     await ledger.sweep()
