@@ -52,6 +52,7 @@ from paceline_experience.jobs.training import Training
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.liveness import StoreLiveness
 from paceline_experience.store.artifacts import ArtifactStore
+from paceline_experience.store.clock import JobClock
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
 from paceline_experience.tenancy.audit_log import AuditLog
@@ -61,6 +62,7 @@ from paceline_experience.usage.activity import ActivityMonitor
 from paceline_experience.usage.gauges import values_of
 from paceline_experience.usage.tenants import Tenants
 from paceline_experience.webhooks.outbox import Webhooks
+from paceline_experience.webhooks.sender import WebhookSender
 
 _MEMBERS_INTERVAL_S = 1.0
 # What a crash has left undone, and what other replicas have done, is looked for so often.
@@ -163,6 +165,7 @@ class ExperienceService(Service):
                 hooks=self._hooks,
                 tracer=chassis.tracer,
                 meter=lambda job_id: self._collector.meter(job_id),
+                new_clock=lambda: JobClock(self._store.now),
             ),
             code=self._code,
             opened=self._opened,
@@ -354,7 +357,8 @@ class ExperienceService(Service):
 
     def _add_servicers(self, chassis: Chassis) -> None:
         settings = self._options.webhooks
-        self._webhooks = Webhooks(store=self._store, settings=settings)
+        sender = WebhookSender(origins=settings.origins, timeout_s=settings.timeout_s)
+        self._webhooks = Webhooks(store=self._store, settings=settings, sender=sender)
         jobs = JobsServicer(
             job_service=self._job_service,
             pausing=self._pausing,

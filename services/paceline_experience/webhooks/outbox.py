@@ -31,14 +31,12 @@ class Webhooks:
         *,
         store: Store,
         settings: WebhookSettings,
-        sender: WebhookSender | None = None,
+        sender: WebhookSender,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._settings = settings
-        self._sender = sender or WebhookSender(
-            origins=settings.origins, timeout_s=settings.timeout_s
-        )
+        self._sender = sender
         self._clock = clock
         self._slots = FairQueue(_AT_A_TIME, most_of_tenant=_OF_TENANT)
         self._sending: dict[str, asyncio.Task[None]] = {}

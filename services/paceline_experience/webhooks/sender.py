@@ -100,15 +100,25 @@ def secret_of(folder: Path | None, tenant: str, name: str) -> bytes:
     return content
 
 
+def resolved(host: str, port: int) -> list[str]:
+    """The addresses of a host, as the system resolves it."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # the latter of names that cannot be encoded
+        return []
+    return [str(each[4][0]) for each in found]
+
+
 class WebhookSender:
     """Sends notices; redirects are not followed."""
 
     def __init__(
-        self, *, origins: Sequence[str], timeout_s: float, resolve: Resolve | None = None
+        self, *, origins: Sequence[str], timeout_s: float, resolve: Resolve = resolved
     ) -> None:
+        """`resolve` returns the addresses of a host."""
         self._origins = origins
         self._timeout_s = timeout_s
-        self._resolve = resolve or _resolved
+        self._resolve = resolve
 
     async def send(
         self, url: str, body: bytes, *, notice_id: str, timestamp: int, secret: bytes | None
@@ -160,11 +170,3 @@ class WebhookSender:
             ) as response,
         ):
             return response.status_code
-
-
-def _resolved(host: str, port: int) -> list[str]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # the latter of names that cannot be encoded
-        return []
-    return [str(each[4][0]) for each in found]

@@ -342,7 +342,7 @@ class Site:
                 hooks=self._hooks,
                 tracer=OFF,
                 meter=partial(JobMeter, Metrics()),
-                clock=self.clock,
+                new_clock=lambda: self.clock,
             ),
             code=self.code,
             opened=self._opened,

@@ -14,7 +14,7 @@ from paceline_experience.ledger.ledger import JobLedger, LedgerJob
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.own.parts import OwnParts
 from paceline_experience.ledger.sources import Sources
-from paceline_experience.store.clock import Clock, JobClock
+from paceline_experience.store.clock import Clock
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.payloads import RedisPayloads
 from paceline_experience.store.store import Store
@@ -42,16 +42,16 @@ class LedgerOpener:
         hooks: MakesHooks,
         tracer: Tracer,
         meter: Callable[[str], JobMeter],
-        clock: Clock | None = None,
+        new_clock: Callable[[], Clock],
     ) -> None:
-        """`meter`: that of a job, by its id; `clock`: None for one of the store's in each job."""
+        """`meter` returns that of a job, by its id; `new_clock` one for a job."""
         self._store = store
         self._options = options
         self._quotas = quotas
         self._hooks = hooks
         self._tracer = tracer
         self._meter = meter
-        self._clock = clock
+        self._new_clock = new_clock
 
     async def open(
         self,
@@ -78,7 +78,7 @@ class LedgerOpener:
             hooks=self._hooks(job, parts.spec.main_eval),
             options=self._options,
             limits=JobLimits(tenant, self._quotas),
-            clock=self._clock or JobClock(self._store.now),
+            clock=self._new_clock(),
             watermarks=watermarks,
             tracer=self._tracer,
             meter=self._meter(job_id),

@@ -86,8 +86,9 @@ class Service:
         async def fails(*_: Any, **__: Any) -> Any:
             raise error
 
+        ledger = self.entry(BROKEN).ledger
         for verb in verbs:
-            setattr(self.entry(BROKEN).ledger, verb, fails)
+            setattr(ledger.leases if verb in ("lease", "release") else ledger, verb, fails)
 
 
 @pytest.fixture
@@ -188,7 +189,7 @@ async def test_what_was_leased_before_the_store_went_away_is_handed_out(service:
     asked: list[str] = []
 
     def leasing(name: str) -> Callable[..., Any]:
-        whole = service.entry(name).ledger.lease
+        whole = service.entry(name).ledger.leases.lease
 
         async def lease(**wanted: Any) -> Any:
             asked.append(service.jobs[name])
@@ -200,7 +201,7 @@ async def test_what_was_leased_before_the_store_went_away_is_handed_out(service:
         return lease
 
     for name in service.jobs:
-        service.entry(name).ledger.lease = leasing(name)
+        service.entry(name).ledger.leases.lease = leasing(name)
     handouts = service.serve(WorkerReport("w", credits=8))
     assert given(await asyncio.wait_for(anext(handouts), PATIENCE_S)) == {asked[0]}
     with pytest.raises(StoreError, match="cannot be reached"):

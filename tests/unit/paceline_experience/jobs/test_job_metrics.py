@@ -28,8 +28,10 @@ from paceline_experience.jobs.ledgers import Ledgers
 from paceline_experience.jobs.metrics import JobMetricsCollector
 from paceline_experience.jobs.opening.opener import LedgerOpener
 from paceline_experience.ledger.ledger import JobLedger
+from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.liveness import StoreLiveness
 from paceline_experience.store.artifacts import ArtifactStore
+from paceline_experience.store.clock import JobClock
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
 from paceline_experience.tenancy.quotas import Quotas
@@ -71,7 +73,8 @@ class Bench:
                 quotas=Quotas(LimitSettings()),
                 hooks=hooks,
                 tracer=OFF,
-                meter=lambda job_id: self.collector.meter(job_id),
+                meter=self._meter,
+                new_clock=lambda: JobClock(store.now),
             ),
             code=self.code,
             opened=self._opened,
@@ -90,6 +93,9 @@ class Bench:
             verify_interval_s=60,
             clock=lambda: self.time,
         )
+
+    def _meter(self, job_id: str) -> JobMeter:
+        return self.collector.meter(job_id)
 
     async def _opened(self, job: Job, ledger: JobLedger) -> None:
         if self.opened is not None:

@@ -75,11 +75,20 @@ def receiver() -> Iterator[Receiver]:
     made.server.server_close()
 
 
+def sender_of(settings: WebhookSettings) -> WebhookSender:
+    return WebhookSender(origins=settings.origins, timeout_s=settings.timeout_s)
+
+
 class Setup:
     def __init__(self, site: Site, settings: WebhookSettings, spec: JobSpec) -> None:
         self.site, self.settings, self.now = site, settings, 1_000_000.0
         self.spec = spec
-        self.webhooks = Webhooks(store=site.store, settings=settings, clock=lambda: self.now)
+        self.webhooks = Webhooks(
+            store=site.store,
+            settings=settings,
+            sender=sender_of(settings),
+            clock=lambda: self.now,
+        )
 
     async def waits(self) -> bool:
         return bool(await self.site.store.command("EXISTS", KEY))
@@ -147,7 +156,9 @@ async def test_a_host_that_is_not_allowed_any_more_hears_nothing(
 ) -> None:
     await ended(setup)
     setup.settings = setup.settings.model_copy(update={"origins": ()})
-    webhooks = Webhooks(store=setup.site.store, settings=setup.settings)
+    webhooks = Webhooks(
+        store=setup.site.store, settings=setup.settings, sender=sender_of(setup.settings)
+    )
     await webhooks.sweep()
     assert receiver.requests == []
     assert not await setup.waits()
@@ -268,7 +279,7 @@ async def test_a_tenant_whose_receivers_hang_keeps_no_other_waiting(
     hanging = await asyncio.start_server(hang, "127.0.0.1", 0)
     origin = "http://127.0.0.1:" + str(hanging.sockets[0].getsockname()[1])
     settings = setup.settings.model_copy(update={"origins": (origin, receiver.origin)})
-    webhooks = Webhooks(store=setup.site.store, settings=settings)
+    webhooks = Webhooks(store=setup.site.store, settings=settings, sender=sender_of(settings))
     notify = NotifySpec(webhook=f"{origin}/")
     for _ in range(100):
         job = await setup.site.jobs.create(
