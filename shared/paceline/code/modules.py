@@ -24,9 +24,7 @@ def own_targets(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield each.field, each.name
 
 
-def missing_modules(
-    targets: Iterable[tuple[str, str]], names: Sequence[str]
-) -> Iterator[str]:
+def missing_modules(targets: Iterable[tuple[str, str]], names: Sequence[str]) -> Iterator[str]:
     """A line for each module of `own_targets` that is not among the files of the code.
 
     And for each that would be hidden by one of Python or Paceline.

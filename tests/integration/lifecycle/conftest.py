@@ -46,7 +46,7 @@ class Place:
 class DetachedDryRun(DryRun):
     """Its processes take seconds to start, so they are not those of a service that is killed."""
 
-    async def check(self, spec: JobSpec, data: JobData | None = None) -> None:
+    async def check(self, spec: JobSpec, data: JobData) -> None:
         await detached(super().check(spec, data))
 
 
