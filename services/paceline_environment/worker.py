@@ -14,6 +14,7 @@ from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import NOTHING, Span
 from paceline.text import clipped
+from paceline.transport.endpoints import DeniedError
 from paceline.types import Assignment, EpisodeProgress
 from paceline.v1 import types_pb2
 from paceline_environment.episodes.episode import Episode
@@ -298,6 +299,8 @@ class EpisodeWorker:
                 self._give_back(leased, GiveBackReason.VERSION_GONE, str(error))
             except LimitError as error:
                 self._give_back(leased, GiveBackReason.OVERSIZED, str(error))
+            except DeniedError as error:
+                self._give_back(leased, GiveBackReason.DENIED, str(error))
             except InvalidError as error:
                 self._give_back(leased, GiveBackReason.INVALID, str(error))
             except PacelineError as error:

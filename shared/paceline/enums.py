@@ -131,6 +131,7 @@ class GiveBackReason(StrEnum):
     VERSION_GONE = "version_gone"  # the pinned version is no longer served
     INVALID = "invalid"  # another attempt would fail the same way
     OVERSIZED = "oversized"  # likewise
+    DENIED = "denied"  # an outside endpoint takes no request of the job, which fails
 
 
 class DropReason(StrEnum):

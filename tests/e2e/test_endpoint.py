@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -31,9 +32,13 @@ FREE = 16  # requests that are answered before the gate opens
 
 
 class Outside:
-    """What the server does: each fifth request is too much, and later ones wait for the gate."""
+    """What the server does: each fifth request is too much, and later ones wait for the gate.
+
+    With `denies` it answers later ones with that instead.
+    """
 
     def __init__(self) -> None:
+        self.denies: Reply | None = None
         self.gate = threading.Event()
         self._numbers, self._lock = count(1), threading.Lock()
         self.waits = 0
@@ -44,6 +49,8 @@ class Outside:
             self.waits += number > FREE
         if number % 5 == 0:
             return refusal(429, "slow down", **{"retry-after": "1"})
+        if number > FREE and self.denies is not None:
+            return self.denies
         if number > FREE:
             self.gate.wait(PATIENCE_S)
         return completion(f"answer {len(body['messages'])}")
@@ -148,6 +155,33 @@ def test_each_episode_is_there_once_whatever_is_killed(
         if path.is_file() and os.access(path, os.R_OK):
             assert KEY.encode() not in path.read_bytes(), path
     check_generated(platform, tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (refusal(401, f"Incorrect API key provided: {KEY}"), "HTTP 401: .*provided: \\*\\*\\*"),
+        (refusal(404, "no such model", code="model_not_found"), "HTTP 404: .*no such model"),
+    ],
+    ids=["key", "model"],
+)
+def test_a_key_or_model_that_the_endpoint_refuses_ends_the_job_at_once(
+    platform: Any,
+    outside: Outside,
+    server: JudgeServer,
+    tiny_job: Callable[..., dict[str, Any]],
+    answer: Reply,
+    says: str,
+) -> None:
+    """It has answered some tasks before: a key may be withdrawn while a job uses it."""
+    outside.denies = answer
+    with platform.client() as client:
+        job_id = client.submit(measuring(tiny_job)).status.job_id
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
+        assert status.state == "failed"
+        assert re.fullmatch(f"endpoint 'outside': {says}.*", status.reason), status.reason
+        assert client.verify(job_id).ok
+    assert len(server.requests) < TASKS * SAMPLES * TURNS
 
 
 def check_generated(platform: Any, path: Path) -> None:

@@ -38,6 +38,7 @@ _VERDICTS = {
     GiveBackReason.OVERSIZED: Verdict.OVERSIZED,
     GiveBackReason.VERSION_GONE: Verdict.GONE,
     GiveBackReason.DRAIN: Verdict.DRAIN,
+    GiveBackReason.DENIED: Verdict.DRAIN,  # the job fails, and no attempt can be blamed
 }
 log = Log("leases")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.config.named import own_ledger_parts
 from paceline.config.service import ExperienceOptions
-from paceline.enums import EpisodeOutcome, StopReason
+from paceline.enums import EpisodeOutcome, GiveBackReason, StopReason
 from paceline.progress import LedgerProgress
 from paceline.telemetry.tracing import Tracer
 from paceline.types import EpisodeProgress, PolicyVersion
@@ -195,9 +195,12 @@ class JobLedger:
         return await self.leases.renew(keys=keys, progress=progress)
 
     async def give_back(self, *, worker_id: str, keys: Sequence[EpisodeKey]) -> None:
-        """Return episodes, for the reason that each key gives."""
+        """Return episodes, for the reason that each key gives; one may end the job."""
         del worker_id
         await self.leases.give_back(keys)
+        denied = [key.detail for key in keys if key.reason is GiveBackReason.DENIED]
+        if denied and not self._core.state.stop:
+            await self.completion.fail(denied[0])
         await self.completion.check()
 
     async def submit(self, trajectories: Sequence[Submitted]) -> list[EpisodeOutcome]:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.config.sections.endpoints import EndpointSettings
 from paceline.errors import InvalidError, PacelineError, UnavailableError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MAX_REPLY_BYTES = 1 << 20
 _OK = 200
 _AGAIN = frozenset({408, 409, 425, 429})  # as are all from 500
+_DENIED = frozenset({401, 403, 404})  # the key, what it may do, and the path or the model
 _MOST_PAUSE_S = 30.0
 _FIRST_PAUSE_S = 0.5
 _DETAIL = 200
@@ -36,6 +37,10 @@ class RefusedError(InvalidError):
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
         self.code = code
+
+
+class DeniedError(RefusedError):
+    """A server refuses the key, or has no such model: it would refuse every other request too."""
 
 
 class _AgainError(PacelineError):
@@ -207,7 +212,9 @@ class WorkerEndpoints:
         detail = _shown(body, key)
         if code in _AGAIN or code >= 500:
             raise _AgainError(f"HTTP {code}: {detail}", _pause(response))
-        raise RefusedError(f"endpoint {name!r}: HTTP {code}: {detail}", _code(body))
+        denied = code in _DENIED or _is_of_model(body)
+        refused = DeniedError if denied else RefusedError
+        raise refused(f"endpoint {name!r}: HTTP {code}: {detail}", _code(body))
 
 
 class JobEndpoints:
@@ -281,12 +288,24 @@ def _shown(body: bytes, key: str) -> str:
 
 def _code(body: bytes) -> str:
     """What a server calls its error: `code`, or else the `type` of the error."""
-    try:
-        error: Any = json.loads(body)["error"]
-        found = error.get("code") or error.get("type")
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return ""
+    error = _error(body)
+    found = error.get("code") or error.get("type")
     return found if isinstance(found, str) else ""
+
+
+def _is_of_model(body: bytes) -> bool:
+    """Whether a server says that the name of the model is wrong."""
+    error = _error(body)
+    return error.get("param") == "model" or error.get("code") == "model_not_found"
+
+
+def _error(body: bytes) -> Mapping[str, Any]:
+    """The error that a server describes; empty: it describes none."""
+    try:
+        found: Any = json.loads(body)["error"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def _pause(response: httpx.Response) -> float:

@@ -38,6 +38,8 @@ class _GiveBackReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GiveBa
     """another attempt would end the same way"""
     GIVE_BACK_REASON_OVERSIZED: _GiveBackReason.ValueType  # 5
     """above a limit; likewise"""
+    GIVE_BACK_REASON_DENIED: _GiveBackReason.ValueType  # 6
+    """every task of the job would end the same way: the job fails"""
 
 class GiveBackReason(_GiveBackReason, metaclass=_GiveBackReasonEnumTypeWrapper): ...
 
@@ -52,6 +54,8 @@ GIVE_BACK_REASON_INVALID: GiveBackReason.ValueType  # 4
 """another attempt would end the same way"""
 GIVE_BACK_REASON_OVERSIZED: GiveBackReason.ValueType  # 5
 """above a limit; likewise"""
+GIVE_BACK_REASON_DENIED: GiveBackReason.ValueType  # 6
+"""every task of the job would end the same way: the job fails"""
 Global___GiveBackReason: _TypeAlias = GiveBackReason  # noqa: Y015
 
 class _EpisodeOutcome:

@@ -14,6 +14,7 @@ import pytest
 
 from paceline.enums import Purpose
 from paceline.types import EpisodeProgress, Reply, Task, Transcript
+from paceline.v1.experience_pb2 import GiveBackReason
 from paceline_harness.servers.chat import JudgeServer, serving
 from paceline_harness.servers.chat import Reply as Answer
 from paceline_harness.servers.completions import completion, refusal, strict
@@ -189,20 +190,33 @@ async def test_it_tells_what_it_waits_for_meanwhile(run: Any, until: Any) -> Non
     assert not stage.experience.given_back
 
 
+OF_MODEL = {"error": {"message": "The model does not exist", "param": "model", "code": 400}}
+
+
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "says", "reason"),
     [
-        (refusal(401, f"Incorrect API key provided: {KEY}"), "HTTP 401"),
-        (refusal(404, "The model does not exist"), "does not exist"),
-        (refusal(400, "too long", code="context_length_exceeded"), "too long"),
+        (refusal(401, f"Incorrect API key provided: {KEY}"), "HTTP 401", "DENIED"),
+        (refusal(403, f"{KEY} may not use it"), "*** may not use it", "DENIED"),
+        (refusal(404, "The model does not exist"), "does not exist", "DENIED"),
+        (refusal(400, "no such model", code="model_not_found"), "no such model", "DENIED"),
+        ((400, json.dumps(OF_MODEL).encode()), "does not exist", "DENIED"),
+        ((404, b"[not, an, object"), "[not, an, object", "DENIED"),
+        ((400, b'{"error": ["model"]}'), '["model"]', "INVALID"),
+        (refusal(400, "unknown field"), "unknown field", "INVALID"),
+        (refusal(400, "too long", code="context_length_exceeded"), "too long", "INVALID"),
     ],
 )
-async def test_a_refusal_for_good_is_not_repeated(run: Any, answer: Answer, says: str) -> None:
+async def test_a_refusal_for_good_is_not_repeated(
+    run: Any, answer: Answer, says: str, reason: str
+) -> None:
+    """One of the key or of the model would be that of every other task too."""
     with serving(lambda _: answer) as server:
         stage = await run(server, job(), size=1)
     [key] = stage.experience.given_back
     assert says in key.detail
     assert KEY not in key.detail
+    assert key.reason == GiveBackReason.Value(f"GIVE_BACK_REASON_{reason}")
     assert len(server.requests) == 1
 
 
