@@ -29,6 +29,7 @@ from paceline_experience.ledger.advantages.estimate import checked
 from paceline_experience.ledger.filters.chain import trial_group
 from paceline_experience.ledger.generation.parts import try_own
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
+from paceline_experience.ledger.replay.asked import OwnReplay, try_replay
 
 IDLE_S = 60.0
 _TRIED_AT_A_TIME = 2  # jobs of a tenant
@@ -209,6 +210,9 @@ async def _try(
     """Call a plug-in on a small input; `rewards`: names of the parts of the job's reward."""
     if plugin.kind == "filters":
         await functions.decided(plugin, trial_group(rewards))
+        return
+    if plugin.kind == "replays":
+        await try_replay(OwnReplay(plugin, functions), trial_group(rewards), context)
         return
     batch = trial_batch(rewards)
     if plugin.field.startswith("experience.advantage_shaping"):

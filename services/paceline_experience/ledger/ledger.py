@@ -98,7 +98,7 @@ class JobLedger:
             observe=estimator.observes,
             own=own,
             allocation=parts.allocation,
-            replay=replay_stage(core),
+            replay=replay_stage(core, own),
         )
         self._core, self._groups, self._payloads = core, groups, payloads
         self._parts, self._own = parts, own

@@ -17,7 +17,6 @@ from paceline.plugins import (
     Advantages,
     Context,
     EpisodeBatch,
-    Stored,
     TaskSource,
     registry,
 )
@@ -39,10 +38,11 @@ from paceline_experience.ledger.generation.plan import (
     wanted_tasks,
 )
 from paceline_experience.ledger.own.parts import NoParts
-from paceline_experience.ledger.replay.stage import (
-    checked_guests,
-    checked_places,
+from paceline_experience.ledger.replay.asked import (
+    InstalledReplay,
     make_replay,
+    own_replay,
+    try_replay,
 )
 
 # Kinds of plug-ins that run in this service; of environments only their tasks.
@@ -168,13 +168,12 @@ def _try_task(source: TaskSource, position: int, spec: JobSpec, *, field: str) -
 def _try_replay(spec: JobSpec, parts: Sequence[str]) -> None:
     """Offer one stored success to a group, and store what is wanted of it."""
     found = spec.experience.replay
-    with plugin_errors("experience.replay", found.kind if found else ""):
-        replay, group = make_replay(spec), trial_group(parts)
-        if replay is None:
-            return
+    if found is None or own_replay(spec) is not None:
+        return
+    with plugin_errors("experience.replay", found.kind):
+        replay = InstalledReplay(make_replay(found.kind, found.options), kind=found.kind)
         context = Context(0, spec.stop.steps, spec.tasks.seed)
-        checked_guests(replay.offer(group, [Stored(1.0, 0)], context), len(group.rewards), 1)
-        checked_places(replay.keep(group, context), len(group.rewards))
+        asyncio.run(try_replay(replay, trial_group(parts), context))
 
 
 def _try_advantages(spec: JobSpec, parts: Sequence[str]) -> None:

@@ -30,6 +30,7 @@ _MOST_NAMED = 20  # functions of a module
 _MADE_WITH: Mapping[str, tuple[int, Sequence[str]]] = {
     "samplers": (1, ("seed", "epochs")),
     "allocators": (0, ("group_size",)),
+    "replays": (0, ()),
 }
 """By kind of classes: the number of positional arguments, and the keywords besides the options."""
 _generation = Generation()
@@ -145,7 +146,7 @@ def _misfit_of_transform(function: Any, target: str, options: Mapping[str, Any])
 
 
 def _misfit_of_class(plugin: Any, kind: str, target: str, options: Mapping[str, Any]) -> str:
-    """Why a sampler or allocator cannot be made and called; empty: it can.
+    """Why a sampler, allocator or replay cannot be made and called; empty: it can.
 
     Options that it does not know, or lacks, are left to `refused_options`.
     """

@@ -17,7 +17,7 @@ from paceline.plugins import RegularExpression, declared, registry
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 
 GENERATION = frozenset({"samplers", "allocators"})
-IN_LEDGER = frozenset({"filters", "advantages"}) | GENERATION
+IN_LEDGER = frozenset({"filters", "advantages", "replays"}) | GENERATION
 OWN_KINDS = IN_LEDGER | {"environments", "rewards", "transforms"}
 """Kinds that may be in the code that comes with a job."""
 FUNCTION = "function"  # the option of the reward `python`
@@ -222,8 +222,8 @@ def _problems(each: NamedPlugin, allowed: AllowedTargets, *, in_process: bool) -
         if each.kind not in OWN_KINDS:
             yield (
                 f"{each.field}: {each.name!r}: of the code that comes with a job only its "
-                "environment, transform, rewards, sampler, allocator, filters and advantages may "
-                "be named"
+                "environment, transform, rewards, sampler, allocator, replay, filters and "
+                "advantages may be named"
             )
         return  # the code is read in processes of the job alone
     try:

@@ -286,10 +286,10 @@ class ExperienceOptions(StrictModel):
     """Code that came with a job runs only where the sandbox has at least this level (`paceline
     doctor` says which it has): 2, or 3 with namespaces."""
     code_memory_bytes: int = Field(default=2 << 30, ge=1 << 28)
-    """Address space of a process that lists tasks, or runs filters and advantages, of code that
-    came with a job."""
+    """Address space of a process that lists tasks, or runs replays, filters and advantages, of
+    code that came with a job."""
     code_call_s: float = Field(default=30.0, gt=0)
-    """Timeout of a call of a filter or an advantage of code that came with a job."""
+    """Timeout of a call of a replay, a filter or an advantage of code that came with a job."""
     max_code_processes: int = Field(default=16, ge=1)
     """Processes with filters and advantages, over all jobs that bring some; one for each."""
     data_folders: tuple[DataFolder, ...] = ()

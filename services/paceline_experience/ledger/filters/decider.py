@@ -53,7 +53,8 @@ class Decider:
     @property
     def slow(self) -> bool:
         """Whether some of them came with the job, so that answers may be a long time coming."""
-        return self._filters.slow or self.allocates_later
+        replays_later = self._replay is not None and self._replay.slow
+        return self._filters.slow or self.allocates_later or replays_later
 
     @property
     def allocates_later(self) -> bool:
@@ -95,7 +96,8 @@ class Decider:
         offered, stored = Offered(group), ()
         try:
             if self._replay is not None:
-                offered, stored = self._replay.offer(group), self._replay.keep(group)
+                offered = await self._replay.offer(group)
+                stored = await self._replay.keep(group)
             finished = offered.group.finished()
             found = await self._filters.decision(
                 finished_group(offered.group),

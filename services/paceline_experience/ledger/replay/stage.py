@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from paceline.config import JobSpec
-from paceline.errors import plugin_boundary
-from paceline.plugins import MAX_GUESTS, Context, Guest, Replay, registry
+from paceline.plugins import Context
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.filters.chain import finished_group
 from paceline_experience.ledger.generation.submission import Submission
+from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.records import EpisodeSummary
+from paceline_experience.ledger.replay.asked import AskedReplay, asked_replay
 from paceline_experience.ledger.replay.pool import StoredRecord, world_digest
 from paceline_experience.ledger.state import DROPPED, GroupRecord
 
@@ -27,21 +25,26 @@ class Offered:
 
 
 class ReplayStage:
-    """Calls the replay of a job. The pool changes in the scripts that decide on groups."""
+    """Asks the replay of a job. The pool changes in the scripts that decide on groups."""
 
-    def __init__(self, core: LedgerContext, plugin: Replay) -> None:
+    def __init__(self, core: LedgerContext, plugin: AskedReplay) -> None:
         found = core.spec.experience.replay
         assert found is not None
         self._core, self._spec, self._plugin = core, found, plugin
         self._world = world_digest(core.spec)
-        self._label = f"experience.replay: {found.kind}"
         self._context = Context(0, core.spec.stop.steps, core.spec.tasks.seed)
 
-    def offer(self, group: GroupRecord) -> Offered:
+    @property
+    def slow(self) -> bool:
+        """Whether it came with the job, so that answers may be a long time coming."""
+        return self._plugin.slow
+
+    async def offer(self, group: GroupRecord) -> Offered:
         """The group with its guests.
 
         Raises:
             InvalidError: the replay has failed.
+            UnavailableError: it came with the job, and cannot be called for now.
         """
         if group.is_eval:
             return Offered(group)
@@ -51,23 +54,19 @@ class ReplayStage:
             return Offered(group)
         finished = group.finished()
         shown = [each.stored() for each in stored]
-        with plugin_boundary(self._label):
-            answer = self._plugin.offer(finished_group(group), shown, self._now())
-            guests = checked_guests(answer, len(finished), len(stored))
+        guests = await self._plugin.offer(finished_group(group), shown, self._now())
         replaced = tuple(sorted(finished[g.replaces] for g in guests if g.replaces is not None))
         states = "".join(DROPPED if i in replaced else s for i, s in enumerate(group.states))
         results = [None if i in replaced else found for i, found in enumerate(group.results)]
         joined = tuple(stored[guest.stored] for guest in guests)
         return Offered(replace(group, states=states, results=results, guests=joined), replaced)
 
-    def keep(self, group: GroupRecord) -> tuple[int, ...]:
+    async def keep(self, group: GroupRecord) -> tuple[int, ...]:
         """Indices of the episodes of a decided group that are stored; raises as `offer`."""
         if group.is_eval:
             return ()
         finished = group.finished()
-        with plugin_boundary(self._label):
-            answer = self._plugin.keep(finished_group(group), self._now())
-            places = checked_places(answer, len(finished))
+        places = await self._plugin.keep(finished_group(group), self._now())
         return tuple(finished[place] for place in places)
 
     def changes(self, group: GroupRecord, indices: Sequence[int]) -> dict[str, object]:
@@ -171,50 +170,7 @@ class ReplayStage:
         return replace(self._context, step=self._core.state.step)
 
 
-def replay_stage(core: LedgerContext) -> ReplayStage | None:
-    """The stage of a job with a replay."""
-    plugin = make_replay(core.spec)
+def replay_stage(core: LedgerContext, own: OwnParts = NO_PARTS) -> ReplayStage | None:
+    """The stage of a job with a replay; `own` calls that of its code."""
+    plugin = asked_replay(core.spec, own)
     return None if plugin is None else ReplayStage(core, plugin)
-
-
-def make_replay(spec: JobSpec) -> Replay | None:
-    """The replay of a job, if it has one."""
-    found = spec.experience.replay
-    return None if found is None else registry.find("replays", found.kind)(**found.options)
-
-
-def checked_places(answer: Any, size: int) -> tuple[int, ...]:
-    """Places of episodes of a group of this size, ascending.
-
-    Raises:
-        TypeError: one is not an integer.
-        ValueError: they are not ascending, or out of range.
-    """
-    found = tuple(operator.index(place) for place in answer)
-    if list(found) != sorted({*found}) or not all(0 <= place < size for place in found):
-        raise ValueError(f"places {list(found)} of {size} episodes; ascending ones are due")
-    return found
-
-
-def checked_guests(answer: Any, size: int, num_stored: int) -> tuple[Guest, ...]:
-    """Guests of a group of this size, from so many stored episodes.
-
-    Raises:
-        TypeError: one is no `Guest`.
-        ValueError: one joins or is replaced twice, is out of range, or nothing of the group stays.
-    """
-    found = tuple(answer)
-    for each in found:
-        if not isinstance(each, Guest):
-            raise TypeError(f"a guest of type {type(each).__name__}; Guest is needed")
-    joins = [operator.index(each.stored) for each in found]
-    leaves = [operator.index(each.replaces) for each in found if each.replaces is not None]
-    for places, below in ((joins, num_stored), (leaves, size)):
-        if len({*places}) < len(places) or not all(0 <= place < below for place in places):
-            raise ValueError(f"places {places} of {below}; each once, from 0 to {below - 1}")
-    if len(found) > MAX_GUESTS or len(leaves) >= size:
-        raise ValueError(
-            f"{len(found)} guests that replace {len(leaves)} of {size} episodes; at most "
-            f"{MAX_GUESTS} may join, and one of the group must stay"
-        )
-    return found

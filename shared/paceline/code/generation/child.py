@@ -9,10 +9,17 @@ from __future__ import annotations
 import json
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from paceline.code.generation.messages import LACKS_MEMORY, open_group_of, pick_of_fields
+from paceline.code.generation.replay import (
+    checked_guests,
+    checked_places,
+    guest_fields,
+    stored_of,
+)
 from paceline.code.generation.starts import checked_starts, pick_text, runs_of, runs_text
 from paceline.plugins import MAX_CURSOR_BYTES, Context, Learns, Pick, Start
 from paceline.rewards.signature import place_of
@@ -159,6 +166,37 @@ def _checked_wave(starts: Any, method: Any, *, least: int) -> list[Start]:
     return found
 
 
+def _offered(instance: _Instance, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The guests of a group: the place of each, and of what it replaces."""
+    from paceline.code.ledger_messages import group_of
+
+    offer, group = instance.plugin.offer, group_of(fields["group"])
+    stored = stored_of(fields["stored"])
+    answer = offer(group, stored, _context(fields))
+    with _of_method(offer):
+        found = checked_guests(answer, len(group.rewards), len(stored))
+    return {"guests": guest_fields(found)}
+
+
+def _kept(instance: _Instance, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Places of the episodes of a group that are stored."""
+    from paceline.code.ledger_messages import group_of
+
+    keep, group = instance.plugin.keep, group_of(fields["group"])
+    answer = keep(group, _context(fields))
+    with _of_method(keep):
+        return {"kept": list(checked_places(answer, len(group.rewards)))}
+
+
+@contextmanager
+def _of_method(method: Any) -> Generator[None]:
+    """What is wrong with an answer is wrong at the place of the method."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{method.__name__}() returned {error}{place_of(method)}") from None
+
+
 def _context(fields: Mapping[str, Any]) -> Context:
     return Context(*fields["context"])
 
@@ -173,6 +211,8 @@ _CALLS: dict[str, Callable[[_Instance, Mapping[str, Any]], dict[str, Any]]] = {
     "start": _started,
     "more": _more,
     "enough": _enough,
+    "offer": _offered,
+    "keep": _kept,
 }
 OPERATIONS = frozenset(_CALLS)
 
@@ -181,7 +221,8 @@ def methods_of(kind: str, plugin: type) -> tuple[list[str], str]:
     """The optional methods that a class has, and what it lacks; empty: nothing."""
     due, optional = _METHODS[kind]
     have = {name for name in (*due, *optional) if callable(getattr(plugin, name, None))}
-    if issubclass(plugin, Learns) is not bool(have & _LEARNING):
+    learns = not _LEARNING.isdisjoint(optional) and issubclass(plugin, Learns)
+    if learns is not bool(have & _LEARNING):
         due = (*due, *sorted(_LEARNING))
     missing = [name for name in due if name not in have]
     lacks = f"has no method {', '.join(missing)}; it needs {', '.join(due)}" if missing else ""
@@ -192,4 +233,5 @@ _LEARNING = frozenset({"remember", "observe"})
 _METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "samplers": (("next", "state", "load"), ("remember", "observe")),
     "allocators": (("start", "more"), ("remember", "observe", "enough")),
+    "replays": (("keep", "offer"), ()),
 }
