@@ -69,18 +69,9 @@ class PhaseClock:
 
 
 def report_loading(policy: PolicyModel, world: int, report: PhaseReport) -> None:
-    """Report the bytes of a policy that this rank of `world` has read, while it is sharded."""
-    source = policy.source
-    if source is None:
-        return
-
-    def counted(parameters: Iterable[Tensor], rank: int, world: int) -> None:
-        read = list(parameters)
-        source(read, rank, world)
-        report.add(_num_bytes(read) / world)
-
-    report.enter(Phase.LOADING_MODEL, total=_num_bytes(policy.parameters()) / world)
-    policy.source = counted
+    """Say how many bytes of a policy this rank of `world` reads while it is sharded."""
+    if policy.source is not None:
+        report.enter(Phase.LOADING_MODEL, total=_num_bytes(policy.parameters()) / world)
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> float:

@@ -220,7 +220,9 @@ class TrainerService(Service):
         if "reference" in objective.needs:
             reference = policy  # without its adapters
             if trainer.lora is None:
-                reference = load_reference(model, group, dtype=trainer.dtype)
+                phases = self._clock.report
+                phases.enter(Phase.LOADING_MODEL)
+                reference = load_reference(model, group, dtype=trainer.dtype, report=phases)
         snapshotter = snapshotter_of(spec, policy, group)
         mismatch = mismatch_of(
             spec,
@@ -272,6 +274,7 @@ class TrainerService(Service):
             model,
             gradient_checkpointing=trainer.gradient_checkpointing,
             lora=trainer.lora,
+            report=phases,
         )
         torch.set_num_threads(self._threads(trainer.threads, policy))
         group = self._group = RankGroup(self._rank_info)

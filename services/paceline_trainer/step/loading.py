@@ -21,6 +21,7 @@ from paceline.errors import ConfigError, InvalidError
 from paceline.models.foreign_code import of_model
 from paceline.models.shallow import fill_with_noise, shallow, with_few_tokens
 from paceline.models.weights import INDEX, WHOLE, check_no_adapter
+from paceline.server.phase_report import PhaseReport
 from paceline.telemetry.logs import Log
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.attention import NAME
@@ -28,19 +29,21 @@ from paceline_trainer.step.lora import add_adapters, is_adapter, plain_name
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.probe import layouts_of
 
+_PIECE = 16 << 20  # bytes
 log = Log("loading")
 
 
 class WeightFiles:
     """The safetensors files of a model folder: which tensor is in which file."""
 
-    def __init__(self, folder: Path) -> None:
-        """Reads names only.
+    def __init__(self, folder: Path, *, report: PhaseReport | None = None) -> None:
+        """Reads names only. `report` is told of each piece of a tensor, in bytes of the model.
 
         Raises:
             ConfigError: a file is missing or damaged.
         """
         self._folder = folder
+        self._report = report
         self._files = _names(folder)
 
     def serves(self, inner: nn.Module) -> bool:
@@ -90,21 +93,26 @@ class WeightFiles:
                         f"model.path: {name} in {path} has shape {shape}; the configuration says "
                         f"{tuple(value.shape)}"
                     )
-                if rows is None:
-                    value.data.copy_(file.get_tensor(name))
-                elif rows.start < rows.stop:
-                    value.data[rows].copy_(found[rows.start : rows.stop])
+                for at in _pieces(value, rows):
+                    part = value.data if at is None else value.data[at]
+                    part.copy_(file.get_tensor(name) if at is None else found[at])
+                    if self._report is not None:
+                        self._report.add(part.nbytes)
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"model.path: cannot read {path}: {error}") from None
 
 
 def open_policy(
-    path: str, *, gradient_checkpointing: bool = False, lora: LoraSpec | None = None
+    path: str,
+    *,
+    gradient_checkpointing: bool = False,
+    lora: LoraSpec | None = None,
+    report: PhaseReport | None = None,
 ) -> PolicyModel:
     """The model in float32 without its weights, which `shard` reads; layouts are detected.
 
     Models whose files have other names for their tensors are loaded as a whole. With `lora`, only
-    its adapters are trained.
+    its adapters are trained. `report` is told of bytes as they are read.
 
     Raises:
         ConfigError: the folder has no model that can be loaded.
@@ -116,7 +124,7 @@ def open_policy(
     disable_progress_bar()
     try:
         config = read_config(folder)
-        files = WeightFiles(folder)
+        files = WeightFiles(folder, report=report)
         with of_model(f"model type {config.model_type!r}: this trainer cannot train it"):
             inner = _build(config)
         if files.serves(inner):
@@ -125,6 +133,8 @@ def open_policy(
         else:
             check_no_adapter(folder)
             log.info("weights are converted: every rank loads the whole model", path=path)
+            if report is not None:
+                fetch(folder, report)
             inner = _converted(path, config)
             layouts, source = layouts_of(PolicyModel(_prepared(inner))), None
     except (OSError, ValueError) as error:
@@ -205,14 +215,16 @@ def load_policy(path: str, *, gradient_checkpointing: bool = False) -> PolicyMod
     return policy
 
 
-def load_reference(path: str, group: RankGroup, *, dtype: str) -> PolicyModel:
-    """The job's initial model, sharded and frozen.
+def load_reference(
+    path: str, group: RankGroup, *, dtype: str, report: PhaseReport | None = None
+) -> PolicyModel:
+    """The job's initial model, sharded and frozen; `report` as for `open_policy`.
 
     Raises:
         ConfigError: the folder has no model that can be loaded.
         InvalidError: the trainer's log-probs differ from those of the model itself.
     """
-    policy = open_policy(path)
+    policy = open_policy(path, report=report)
     policy.requires_grad_(False)
     policy.eval()
     shard(policy, group, dtype=dtype)
@@ -270,6 +282,26 @@ def _tensors(inner: nn.Module) -> list[tuple[list[str], Tensor]]:
         if not is_adapter(name):
             found.setdefault(id(value), ([], value))[0].append(plain_name(name))
     return list(found.values())
+
+
+def _pieces(value: Tensor, rows: slice | None) -> list[slice | None]:
+    """Rows to read at a time, so that a slow disk is seen to bring some; None: the whole tensor."""
+    if rows is None:
+        return [None]
+    num = max(_PIECE // max(value[:1].nbytes, 1), 1)
+    starts = range(rows.start, rows.stop, num)
+    return [slice(start, min(start + num, rows.stop)) for start in starts]
+
+
+def fetch(folder: Path, report: PhaseReport) -> None:
+    """Read all files of weights once, as no library tells how far it is; the kernel keeps them."""
+    files = sorted({folder / name for name in _names(folder).values()})
+    total, done = sum(path.stat().st_size for path in files), 0
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                done += len(piece)
+                report.reached(done, total)
 
 
 def _rows(num: int, rank: int, world: int) -> slice:

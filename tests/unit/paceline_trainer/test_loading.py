@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.enums import Phase
 from paceline.errors import ConfigError, InvalidError
+from paceline.server.phase_report import PhaseReport
 from paceline_harness.models.families import save_family
-from paceline_trainer.step.loading import load_policy
+from paceline_harness.patience import PATIENCE_S
+from paceline_trainer.phase_clock import report_loading
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.ranks.rank_info import RankInfo
+from paceline_trainer.step.loading import fetch, load_policy, open_policy
+from paceline_trainer.step.model import shard
 
 SLACK = 4 << 20  # allocator and small objects
 
@@ -148,3 +158,56 @@ def test_a_head_that_is_saved_beside_its_embedding_may_be_the_same(tmp_path: Pat
     save_file(twice, file, {"format": "pt"})
     found = dict(load_policy(str(tmp_path)).named_parameters())
     assert any(torch.equal(each, twice["lm_head.weight"]) for each in found.values())
+
+
+class Told(PhaseReport):
+    """Remembers all that it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(Phase.LOADING_MODEL)
+        self.all: list[tuple[float, float]] = []
+
+    def reached(self, done: float, total: float = 0.0) -> None:
+        """Remember it."""
+        super().reached(done, total)
+        self.all.append((self.now.done, self.now.total))
+
+
+def test_bytes_are_reported_while_a_tensor_is_read(tmp_path: Path) -> None:
+    """Of embeddings of 40 MiB some are there before all of them; in the end all of the model is."""
+    path = saved(tmp_path, vocab_size=160_001, tie_word_embeddings=True)
+    report = Told()
+    policy = open_policy(str(path), report=report)
+    assert len(report.all) > 3  # the first layers are read for a trial
+    report_loading(policy, 1, report)
+    report.all.clear()
+    shard(policy, RankGroup(RankInfo()), dtype="float32")
+    dones, (total,) = [done for done, _ in report.all], {total for _, total in report.all}
+    assert dones == sorted(dones)
+    assert dones[-1] == total == sum(p.nbytes for p in policy.parameters())
+    steps = [after - before for before, after in zip([0.0, *dones], dones, strict=False)]
+    assert max(steps) <= 16 << 20
+    stored = load_file(path / "model.safetensors")
+    for name, value in policy.inner.named_parameters():
+        assert torch.equal(value, stored[name].float()), name
+
+
+def test_a_slow_file_is_no_stall(tmp_path: Path) -> None:
+    """A named pipe stands for a slow disk: what has come is reported before the rest comes."""
+    files = {"a": "fast.safetensors", "b": "slow.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    (tmp_path / "fast.safetensors").write_bytes(bytes(1000))
+    os.mkfifo(tmp_path / "slow.safetensors")
+    report = PhaseReport(Phase.LOADING_MODEL)
+    reading = threading.Thread(target=fetch, args=(tmp_path, report))
+    reading.start()
+    with (tmp_path / "slow.safetensors").open("wb", buffering=0) as slow:
+        for piece in range(1, 4):
+            slow.write(bytes(500))
+            deadline = time.monotonic() + PATIENCE_S
+            while report.now.done < 1000 + 500 * piece and time.monotonic() < deadline:
+                time.sleep(0.005)
+            assert report.now.done == 1000 + 500 * piece
+            assert reading.is_alive()
+    reading.join(PATIENCE_S)
+    assert not reading.is_alive()
