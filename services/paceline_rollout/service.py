@@ -13,6 +13,7 @@ from paceline.config.load import validate
 from paceline.config.service import RolloutOptions
 from paceline.enums import Phase, WorkerKind
 from paceline.errors import ConfigError, PacelineError
+from paceline.free_memory import share_one_arena
 from paceline.plugins import Engine, EngineStatus, registry
 from paceline.server.chassis import Chassis, Service
 from paceline.server.membership import Membership
@@ -48,6 +49,7 @@ log = Log("rollout")
 
 async def build(chassis: Chassis) -> Service:
     """A rollout worker from the settings of its process."""
+    share_one_arena()
     return RolloutService(chassis)
 
 

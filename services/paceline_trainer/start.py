@@ -11,6 +11,7 @@ from paceline.config import ServiceSettings, parse_arguments
 from paceline.config.load import validate
 from paceline.config.service import TrainerOptions
 from paceline.errors import ConfigError, PacelineError, UnavailableError
+from paceline.free_memory import share_one_arena
 from paceline.program import importing
 from paceline.server.chassis import Chassis, run_process
 from paceline.telemetry import logs
@@ -33,6 +34,7 @@ def run(arguments: list[str], environment: Mapping[str, str]) -> int:
             raise ConfigError("job_id, experience: are required for a trainer")
         settings = of_rank(settings, rank_info)
         logs.setup(settings.logs)
+        share_one_arena()
         return _serve(settings, options, rank_info)
     except PacelineError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

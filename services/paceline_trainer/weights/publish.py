@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from typing import NamedTuple
 
 import torch
@@ -30,40 +29,11 @@ from paceline_trainer.step.model import DTYPES, PolicyModel, reshard
 from paceline_trainer.step.versions import WeightHistory, in_host_memory
 from paceline_trainer.weights.canary import MAX_LENGTH, CanaryMaker
 from paceline_trainer.weights.layerwise import Weights
+from paceline_trainer.weights.tensor_queue import MOST_WAITING, TensorQueue
 
 Staged = Callable[[Mapping[str, Tensor]], None]
 """Is given the tensors of a version by name, in the memory from which they are served."""
 log = Log("publish")
-
-
-class TensorQueue:
-    """Tensors from the thread that gathers them for the thread that stages them."""
-
-    def __init__(self) -> None:
-        self._queue = SimpleQueue[tuple[str, Tensor] | None]()
-        self._closed = False
-        self._error: BaseException | None = None
-
-    def put(self, name: str, tensor: Tensor) -> None:
-        """Queue a tensor."""
-        if not self._closed:
-            self._queue.put((name, tensor))
-
-    def end(self, error: BaseException | None = None) -> None:
-        """End the iteration after what is queued, with an error if there is one."""
-        self._error = error
-        self._queue.put(None)
-
-    def close(self) -> None:
-        """Drop all further tensors; a thread that waits for one stops waiting."""
-        self._closed = True
-        self._queue.put(None)
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        while (item := self._queue.get()) is not None:
-            yield item
-        if self._error is not None:
-            raise self._error
 
 
 class Held(NamedTuple):
@@ -204,7 +174,7 @@ class Snapshotter:
             num_bytes=num_bytes,
             tied=tied,
             canary=canary,
-            tensors=TensorQueue(),
+            tensors=TensorQueue(most_bytes=None if self.in_place else MOST_WAITING),
             source=source.held,
             frozen_bytes=self._frozen_bytes(entries[:num_frozen]),
         )

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import InvalidError, PacelineError, StateError
 from paceline.plugins import EngineRequest
@@ -89,6 +90,42 @@ def test_an_exchange_is_undone_by_another(model_of: Any, policy_of: Any, snapsho
     assert policy.score(PROMPT) == pytest.approx(reference(new, PROMPT), abs=1e-5)
     policy.exchange(weights)
     assert policy.score(PROMPT) == pytest.approx(reference(old, PROMPT), abs=1e-5)
+
+
+def wide(seed: int) -> Any:
+    """A model whose layers are large enough to be packed."""
+    torch.manual_seed(seed)
+    shape: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 400, "vocab_size": 99}
+    config = LlamaConfig(**shape, num_hidden_layers=2, num_attention_heads=4)
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_packed_layers_are_made_before_an_exchange_or_by_it(
+    pack: bool, policy_of: Any, snapshot_of: Any
+) -> None:
+    """The second has one packed copy of the weights at a time; both say the same to the bit."""
+    old, new = wide(0), wide(1)
+    policy = policy_of(old)
+    first = policy.prepare(snapshot_of(old), pack=pack)
+    assert bool(first.forwards) is pack
+    policy.exchange(first)
+    before = policy.score(PROMPT)
+    assert before == pytest.approx(reference(old, PROMPT), abs=1e-5)
+    weights = policy.prepare(snapshot_of(new, version=1), pack=pack)
+    policy.exchange(weights)
+    assert policy.score(PROMPT) == pytest.approx(reference(new, PROMPT), abs=1e-5)
+    policy.exchange(weights)
+    assert policy.score(PROMPT) == before
+    broken = policy.prepare(snapshot_of(new, version=2), pack=pack)
+    nothing: Any = None
+    broken.values[-1] = broken.values[-1][0], nothing
+    with pytest.raises(PacelineError, match="version 2 cannot be activated"):
+        policy.exchange(broken)
+    assert policy.score(PROMPT) == before
+    other = policy_of(old)
+    other.exchange(other.prepare(snapshot_of(old), pack=not pack))
+    assert other.score(PROMPT) == before
 
 
 def test_weights_of_the_engines_precision_are_used_where_they_are(

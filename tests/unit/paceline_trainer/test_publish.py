@@ -23,7 +23,8 @@ from paceline_trainer.step.data import assemble
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.model import DTYPES, shard
 from paceline_trainer.step.versions import local_shards, with_weights
-from paceline_trainer.weights.publish import Snapshotter, TensorQueue, WeightCopy, fill
+from paceline_trainer.weights.publish import Snapshotter, WeightCopy, fill
+from paceline_trainer.weights.tensor_queue import TensorQueue
 
 VOCAB = 32  # of the tiny model
 
@@ -250,3 +251,24 @@ def test_nobody_waits_for_tensors_once_the_publication_is_over() -> None:
         reader = pool.submit(list, coming)
         coming.close()
         assert [name for name, _ in reader.result(timeout=PATIENCE_S)] == ["a"]
+
+
+def test_tensors_that_wait_to_be_staged_are_bounded_but_never_hold_up_training() -> None:
+    """Room comes as they are taken, and without anybody who takes them nobody waits for long."""
+    coming = TensorQueue(most_bytes=8)
+    with ThreadPoolExecutor(2) as pool:
+        coming.put("large", torch.zeros(99))  # one is always taken
+        second = pool.submit(coming.put, "b", torch.zeros(1))
+        taken = iter(coming)
+        time.sleep(0.05)
+        assert not second.done()
+        assert next(taken)[0] == "large"
+        rest = pool.submit(list, taken)
+        second.result(timeout=PATIENCE_S)
+        coming.end()
+        assert [name for name, _ in rest.result(timeout=PATIENCE_S)] == ["b"]
+    nobody = TensorQueue(most_bytes=8)
+    for name in "abc":
+        nobody.put(name, torch.zeros(2))
+    nobody.end()
+    assert [name for name, _ in nobody] == ["a", "b", "c"]

@@ -31,8 +31,9 @@ from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import ON_CPU
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.step.model import DTYPES
-from paceline_trainer.weights.publish import Publisher, TensorQueue, WeightCopy
+from paceline_trainer.weights.publish import Publisher, WeightCopy
 from paceline_trainer.weights.seeder import WeightSeeder
+from paceline_trainer.weights.tensor_queue import TensorQueue
 
 LIMIT_S = PATIENCE_S
 

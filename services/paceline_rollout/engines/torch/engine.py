@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from paceline.errors import InvalidError, PacelineError, UnavailableError
+from paceline.free_memory import return_free_memory
 from paceline.plugins import EngineOutput, EngineRequest, EngineStatus
 from paceline.telemetry.logs import Log
 from paceline_rollout.activation import Swap, parse_activation
@@ -215,8 +216,13 @@ class TorchEngine:
 
     def _release(self, weights: Weights) -> None:
         """Free replaced or displaced weights in the loader thread, as that takes time."""
+
+        def free() -> None:
+            weights.clear()
+            return_free_memory()
+
         with suppress(RuntimeError):  # the loader is shut down, and so is the engine
-            self._loader.submit(weights.clear)
+            self._loader.submit(free)
 
     # in the thread that computes ------------------------------------------------------------
 

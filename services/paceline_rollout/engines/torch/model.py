@@ -65,9 +65,9 @@ class TorchModel(ForwardPasses):
         """The parameters of the model."""
         yield from self._model.parameters()
 
-    def prepare(self, snapshot: WeightSnapshot) -> Weights:
+    def prepare(self, snapshot: WeightSnapshot, *, pack: bool = True) -> Weights:
         """Prepare a snapshot for `exchange`; see `ModelTensors.prepare`."""
-        return self._tensors.prepare(snapshot)
+        return self._tensors.prepare(snapshot, pack=pack)
 
     def unequal(self, snapshot: WeightSnapshot) -> list[str]:
         """Which tensors are others; see `ModelTensors.unequal`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -33,18 +33,12 @@ class Packed:
 
     def pack(
         self, value_of: Callable[[Tensor], Tensor]
-    ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-        """Forward functions of the layers, for weights `value_of(parameter)`."""
+    ) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+        """Forward functions of the layers, for weights `value_of(parameter)`, as they are made."""
         ops: Any = torch.ops.mkldnn
-        return [
-            (
-                module,
-                partial(
-                    _linear, ops._reorder_linear_weight(value_of(module.weight), None), module.bias
-                ),
-            )
-            for module in self._layers
-        ]
+        for module in self._layers:
+            packed = ops._reorder_linear_weight(value_of(module.weight), None)
+            yield module, partial(_linear, packed, module.bias)
 
 
 def _linear(packed: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ class Scheduler:
 
     def prepare(self, snapshot: WeightSnapshot) -> Weights:
         """Prepare weights for a swap; may run in any thread. Raises `InvalidError`."""
-        return self._policy.prepare(snapshot)
+        return self._policy.prepare(snapshot, pack=bool(self._rows))
 
     def prepared(self, swap: Swap, weights: Weights) -> None:
         """Make an expected swap the pending one."""

@@ -25,6 +25,7 @@ class Weights:
     header: HeaderSpec
     values: list[tuple[Tensor, Tensor]]  # target, new value
     forwards: list[tuple[nn.Module, Forward]]
+    packed: bool = True  # False: the exchange itself has to pack them
 
     def clear(self) -> None:
         """Free all memory, which may take a while."""
@@ -50,8 +51,11 @@ class ModelTensors:
         self._names = names
 
     @torch.inference_mode()
-    def prepare(self, snapshot: WeightSnapshot) -> Weights:
+    def prepare(self, snapshot: WeightSnapshot, *, pack: bool = True) -> Weights:
         """Bring a snapshot to the model's device while the model keeps serving.
+
+        `pack`: packed layers are made now, beside those that serve. Otherwise the exchange replaces
+        one after the other, which takes longer and half the memory: for a model that is idle.
 
         What is there already, and needs no conversion, is used as it is, as the bytes of a snapshot
         never change; it stays in memory as long as the model has it.
@@ -67,14 +71,15 @@ class ModelTensors:
             if id(target) not in values:  # a tied one has several names
                 values[id(target)] = target, value.to(target).contiguous()
         forwards: list[tuple[nn.Module, Forward]] = []
-        if self._packed is not None:
-            forwards = self._packed.pack(lambda target: values[id(target)][1])
-        return Weights(snapshot.header, list(values.values()), forwards)
+        if self._packed is not None and pack:
+            forwards = list(self._packed.pack(lambda target: values[id(target)][1]))
+        return Weights(snapshot.header, list(values.values()), forwards, pack)
 
     def exchange(self, weights: Weights) -> None:
         """Swap the model's tensors with those of `weights`, all of them or none.
 
-        Only pointers move. Call it between two steps, in the thread that computes.
+        Only pointers move, unless layers are still to be packed. Call it between two steps, in the
+        thread that computes.
 
         Raises:
             PacelineError: a tensor cannot be assigned; the old weights are restored.
@@ -82,12 +87,16 @@ class ModelTensors:
         values = [(target, target.data) for target, _ in weights.values]
         forwards = [(module, module.forward) for module, _ in weights.forwards]
         try:
-            _assign(weights.values, weights.forwards)
+            _assign(weights.values, weights.forwards if weights.packed else self._packs())
         except Exception as error:  # the supervisor boundary of an exchange
-            _assign(values, forwards)
+            _assign(values, forwards if weights.packed else self._packs())
             version = weights.header.version
             raise PacelineError(f"version {version} cannot be activated: {error}") from error
         weights.values, weights.forwards = values, forwards
+
+    def _packs(self) -> Iterable[tuple[nn.Module, Forward]]:
+        """Forward functions for the values that the model has, each made once the one before is."""
+        return () if self._packed is None else self._packed.pack(lambda target: target.data)
 
     @torch.inference_mode()
     def unequal(self, snapshot: WeightSnapshot) -> list[str]:
