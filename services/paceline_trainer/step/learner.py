@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidError
+from paceline.free_memory import return_free_memory
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.slots import StepScale
 from paceline.methods.parts.whole_batch import WholeBatch
@@ -85,6 +86,7 @@ class Learner:
         self._entropy = "entropy" in objective.needs
         self._mini_batches = mini_batches
         self._nonfinite_steps = 0  # in a row
+        self._unchanged: int | None = None  # the step whose weights the policy has a copy of
 
     def step(self, share: Share, stage: Stage = no_stage) -> dict[str, float]:
         """Train on this rank's share; returns metrics that are the same on every rank.
@@ -103,7 +105,7 @@ class Learner:
             mismatch = None if checked is None else checked.start(data, parts[0].layout)
         with stage("score"):
             known = self._known(data, parts, share)
-        tally = Tally()
+        tally, self._unchanged = Tally(), share.step
         for part in parts:
             with stage("update"):
                 self._update(share, data, part, known, tally, stage)
@@ -236,6 +238,7 @@ class Learner:
         seen = torch.zeros(data.num_tokens, device=self._group.device)
         for index in range(part.num_micro_batches):
             with stage("forward"):
+                self._share_served()
                 micro = self._scorer.micro_batch(data, part, index)
                 readers = self._readers(micro.tokens, share.step)
                 scores = self._scorer.forward(micro, entropy=self._entropy, readers=readers)
@@ -255,6 +258,19 @@ class Learner:
         if wrong:
             self._report_nonfinite(share, data, part, known, update, wrong)
 
+    def _share_served(self) -> None:
+        """Compute with the served copy of the weights once it is there, and free the policy's own.
+
+        Between two micro-batches, as a graph refers to the weights that it was made with.
+        """
+        if self._unchanged is None or self._mismatch is None:
+            return
+        served = self._mismatch.history.kept(self._unchanged)
+        if served is not None:
+            self._unchanged = None
+            if self._policy.share(served):
+                return_free_memory()
+
     def _readers(self, own: PolicyTokens, step: int) -> LogitReaders | None:
         slots = self._objective.logit_slots
         if not slots:
@@ -272,6 +288,7 @@ class Learner:
             tally.numbers.append(scale.log)
             vetoed = not scale.factor
             self._policy.settle()
+            self._unchanged = None
             norm = 0.0 if vetoed else self._optimizer.update(step, factor=scale.factor)
             wrong = "" if math.isfinite(norm) else "gradient"
             still = not wrong and norm == 0.0  # a veto, or no token with a gradient

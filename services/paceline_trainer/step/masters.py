@@ -6,7 +6,7 @@ weights are converted once per update, not for each micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -35,6 +35,7 @@ class MasterWeights:
         self._dtype = dtype
         self._places: list[_Place] = []
         self._copies: dict[int, nn.Parameter] = {}  # by the id of the master
+        self._lent = False
 
     @torch.no_grad()
     def adopt(self, module: nn.Module) -> None:
@@ -66,8 +67,29 @@ class MasterWeights:
     @torch.no_grad()
     def copy(self) -> None:
         """Convert the float32 weights after they have changed."""
+        done = set[int]()
         for place in self._places:
-            place.copy.copy_(place.master)
+            if id(place.copy) in done:  # tied
+                continue
+            done.add(id(place.copy))
+            if self._lent:
+                place.copy.data = place.master.detach().to(self._dtype)
+            else:
+                place.copy.copy_(place.master)
+        self._lent = False
+
+    def borrow(self, copies: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
+        """Let copies be others with the same values, which nobody writes to, until `copy`.
+
+        Returns whether these have their form; `copies` are those of this object.
+        """
+        pairs = list(zip(copies, values, strict=True))
+        if not all(_alike(own, other) for own, other in pairs):
+            return False
+        for own, other in pairs:
+            own.data = other
+        self._lent = True
+        return True
 
     def _copy_of(self, master: nn.Parameter) -> nn.Parameter:
         found = self._copies.get(id(master))
@@ -75,6 +97,11 @@ class MasterWeights:
             found = self._copies[id(master)] = nn.Parameter(master.detach().to(self._dtype))
             found.register_post_accumulate_grad_hook(_add_to(master))
         return found
+
+
+def _alike(own: Tensor, other: Tensor) -> bool:
+    same = own.dtype == other.dtype and own.device == other.device and own.shape == other.shape
+    return same and other.is_contiguous()
 
 
 def _add_to(master: nn.Parameter) -> Callable[[Tensor], None]:

@@ -218,11 +218,20 @@ class PolicyModel(nn.Module):
             wait([writing])  # its error is for whoever has begun it
 
     def replica(self) -> PolicyModel:
-        """A model with the same tensors, of a rank that has them whole.
+        """A model with the same frozen tensors, of a rank that has them whole.
 
-        Its parameters can be pointed to other tensors while this one computes in another thread.
+        What is trained is empty until it is pointed to other tensors, as `with_weights` does while
+        this one computes in another thread.
         """
-        return self._copied(lambda own: nn.Parameter(own.detach(), requires_grad=own.requires_grad))
+
+        def parameter(own: nn.Parameter) -> nn.Parameter:
+            value = own.detach()
+            trained = own.requires_grad
+            return nn.Parameter(value.new_empty(0) if trained else value, requires_grad=trained)
+
+        made = self._copied(parameter)
+        made.num_parameters = self.num_parameters
+        return made
 
     def keep_structure(self) -> None:
         """Keep a copy of the modules, without weights: once they are sharded, none can be made."""
@@ -254,6 +263,14 @@ class PolicyModel(nn.Module):
         """Compute with the weights that the optimiser, or a checkpoint, has changed."""
         if self.masters is not None:
             self.masters.copy()
+
+    def share(self, shards: Sequence[Tensor]) -> bool:
+        """Compute with these copies of the weights, until they change, instead of an own one.
+
+        Returns whether it does: only a policy with float32 weights beside its copies has some to
+        spare, and only for copies on its device, in its precision.
+        """
+        return self.masters is not None and self.masters.borrow(self.trained(), shards)
 
     def without_adapters(self) -> AbstractContextManager[None]:
         """The policy as it was before training, inside the context, if it has adapters."""

@@ -72,6 +72,10 @@ class WeightHistory:
             self.policy.copied()  # it may be copied at this moment
         return self._kept.get(step)
 
+    def kept(self, step: int) -> Shards | None:
+        """The weights of `step`, if they are there already."""
+        return self._kept.get(step)
+
     @torch.no_grad()
     def copy(self, step: int, weights: Sequence[Tensor] | None = None) -> None:
         """Keep a copy of the current weights, unless `serve` will keep them.

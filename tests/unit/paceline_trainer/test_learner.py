@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,10 @@ from paceline_trainer.columns import Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_policy, load_reference
+from paceline_trainer.step.mismatch.comparison import Mismatch
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
-from paceline_trainer.step.versions import local
+from paceline_trainer.step.versions import VersionSteps, WeightHistory, local
 
 # Adam makes a whole step of a gradient that is rounding only, unless its epsilon is larger.
 ABOVE_ROUNDING = 1e-5
@@ -59,12 +62,21 @@ def make(
 ) -> tuple[PolicyModel, Learner]:
     budget = options.pop("budget", 100_000)
     mini_batches = options.pop("mini_batches", 1)
+    keeps = options.pop("keeps", False)
     hooks = [PluginSpec(kind=each) for each in options.pop("hooks", ())]
     plugin = ObjectiveSpec.model_validate(UNBOUNDED | options)
     policy = load_policy(str(path))
     shard(policy, group, dtype=dtype)
     listed = AllowedTargets.of(each.kind for each in hooks)
     objective = load_objective(plugin, hooks, allowed=listed)
+    history = WeightHistory(policy, dtype=dtype, max_versions=4, max_bytes=1 << 30)
+    checks = Mismatch(
+        group=group,
+        history=history,
+        versions=VersionSteps(group),
+        num_sequences=0,
+        budget=budget,
+    )
     needed = "reference" in objective.needs
     reference = load_reference(str(path), group, dtype=dtype) if needed else None
     learner = Learner(
@@ -75,7 +87,10 @@ def make(
         group=group,
         budget=budget,
         mini_batches=mini_batches,
+        mismatch=checks if keeps else None,
     )
+    if keeps:
+        history.copy(0)
     return policy, learner
 
 
@@ -246,6 +261,37 @@ def test_bfloat16_forward_keeps_float32_weights(
     assert {p.dtype for p in policy.parameters()} == {torch.bfloat16}
     with policy.in_float32():
         assert {p.dtype for p in policy.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_copy_that_is_served_is_the_one_that_computes(
+    dtype: str, llama: Path, group: RankGroup, make_samples: Any
+) -> None:
+    """From the next micro-batch on, until the first update; what is trained stays the same."""
+    found: list[torch.Tensor] = []
+    for keeps in (False, True):
+        policy, learner = make(
+            llama, group, dtype=dtype, keeps=keeps, budget=20, mini_batches=2, lr=0.1
+        )
+        own = [each.data_ptr() for each in policy.trained()]
+        moved: list[bool] = []
+
+        @contextmanager
+        def stage(
+            name: str,
+            policy: PolicyModel = policy,
+            own: list[int] = own,
+            moved: list[bool] = moved,
+        ) -> Generator[None]:
+            if name == "backward":
+                moved.append([each.data_ptr() for each in policy.trained()] != own)
+            yield
+
+        learner.step(share_of(make_samples(8)), stage)
+        assert len(moved) > 2
+        assert moved[0] is (keeps and dtype == "bfloat16")
+        found.append(weights_of(policy))
+    assert torch.equal(*found)
 
 
 def test_loss_falls_on_one_batch(llama: Path, group: RankGroup, make_samples: Any) -> None:

@@ -118,3 +118,34 @@ def test_a_checkpoint_has_the_float32_weights(
         checkpoints.load(1, policy, optimizers[name])
         assert all(torch.equal(saved[n], each) for n, each in masters_of(policy).items())
     assert all(torch.equal(own, saved[n].bfloat16()) for n, own in again.named_parameters())
+
+
+def test_copies_are_borrowed_until_the_weights_change(llama: Path, group: RankGroup) -> None:
+    """What was served is read where it is, and never written to."""
+    policies: list[PolicyModel] = []
+    for borrows in (False, True):
+        policy = load_policy(str(llama))
+        shard(policy, group, dtype="bfloat16")
+        optimizer = Optimizer(policy, OptimizerSpec(lr=0.1), total_steps=9)
+        served = [each.detach().clone() for each in policy.trained()]
+        kept = [each.clone() for each in served]
+        for number in range(3):
+            if borrows and number != 1:
+                served = [each.detach().clone() for each in policy.trained()]
+                kept = [each.clone() for each in served]
+                assert policy.share(served)
+                pairs = zip(policy.trained(), served, strict=True)
+                assert all(own.data_ptr() == other.data_ptr() for own, other in pairs)
+            step(optimizer, number)
+            assert all(map(torch.equal, served, kept))
+        assert not policy.share([each.float() for each in policy.trained()])
+        policies.append(policy)
+    alone, borrowed = (policy.trained() for policy in policies)
+    assert all(map(torch.equal, alone, borrowed))
+    assert all(map(torch.equal, masters_of(policies[0]).values(), masters_of(policies[1]).values()))
+
+
+def test_weights_without_copies_are_not_shared(llama: Path, group: RankGroup) -> None:
+    policy = load_policy(str(llama))
+    shard(policy, group, dtype="float32")
+    assert not policy.share([each.detach().clone() for each in policy.trained()])
