@@ -22,6 +22,7 @@ GENERATORS = (
     "dev/recipes_table.py",
     "dev/staleness_page.py",
     "dev/modes_page.py",
+    "dev/memory.py",
     "deploy/helm/crd.py",
     "deploy/helm/readme.py",
     "deploy/helm/schema.py",

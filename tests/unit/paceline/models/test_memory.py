@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from paceline.config import JobSpec, parse_job
 from paceline.models.memory import MemoryNeed, ModelSize, needs_of, size_of
 
+ROOT = Path(__file__).parents[4]
 SMOLLM2 = ModelSize(parameters=134_515_008, layers=30, hidden=576, token_bytes=23_040)
 
 
@@ -109,3 +111,23 @@ def test_a_model_that_does_not_tell_it_is_unknown(text: str, tmp_path: Path) -> 
     assert size_of(folder(tmp_path, text)) is None
     assert size_of(folder(tmp_path, json.dumps(CONFIG), num_bytes=0)) is None
     assert size_of(tmp_path / "none") is None
+
+
+def test_what_is_said_of_the_quick_start_is_what_it_took() -> None:
+    """At most is more than was measured, and not by half: what `validate` says helps to choose."""
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    raw = yaml.safe_load(page.partition("`job.yaml`:\n\n```yaml\n")[2].partition("```")[0])
+    raw["model"]["dtype"] = raw["trainer"]["dtype"] = "bfloat16"
+    for name in ("data", "code"):  # digests, once they are uploaded
+        del raw[name]
+    raw["tasks"] = {"environment": "arithmetic"}
+    raw["reward"] = ["exact"]
+    took = json.loads((ROOT / "benchmarks" / "results" / "quick_start.json").read_text())
+    found = dict(
+        zip(("trainer", "rollout", "others"), needs_of(parse_job(raw), SMOLLM2), strict=True)
+    )
+    for name, need in found.items():
+        gib = need.num_bytes / (1 << 30)
+        assert took[f"{name}_gib"] <= gib <= 2 * took[f"{name}_gib"], name
+    total = sum(need.num_bytes for need in found.values()) / (1 << 30)
+    assert took["total_gib"] <= total <= 1.5 * took["total_gib"]
