@@ -109,7 +109,6 @@ class Learner:
         for part in parts:
             with stage("update"):
                 self._update(share, data, part, known, tally, stage)
-        return_free_memory()  # of gradients and activations, whose sizes the next step has not
         self._check_finite(tally, share.step)
         with stage("metrics"):
             metrics = self._metrics(tally, parts, known, share.step)
