@@ -11,9 +11,9 @@ from pathlib import Path
 
 import paceline_reward
 from paceline.code.folders import CodeFolder
-from paceline.code.process_cap import ProcessCap, Release
 from paceline.code.sealed import sandbox_for, start_sealed
 from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.isolation.cap import ProcessCap, Release
 from paceline.plugins import RewardInput
 from paceline.sandbox.sealed_process import SealedProcess
 from paceline.sandbox.zygote import LANDLOCK
@@ -61,7 +61,11 @@ class JobPools:
         self._processes = processes
         self._memory_bytes = memory_bytes
         self._folder_of = folder_of
-        self._cap = ProcessCap(max_processes, metrics=metrics, make_room=self._end_idle)
+        self._cap = ProcessCap(
+            max_processes,
+            on_waiting=partial((metrics or Metrics()).set, "code_processes_waiting"),
+            make_room=self._end_idle,
+        )
         self._idle_s = idle_s
         self._clock = clock
         self._pools: dict[tuple[QueueOwner, str], _JobPool] = {}

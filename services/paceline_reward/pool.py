@@ -8,11 +8,12 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.code.frames import HEAD, frame
 from paceline.errors import PacelineError
 from paceline.fair_queue import NO_OWNER, FairQueue, QueueOwner
+from paceline.isolation.process import ChildProcess
 from paceline.plugins import RewardInput
 from paceline.server.process_group import KILL_TIMEOUT_S, ProcessGroup, start_process_group
 from paceline.telemetry.logs import Log
@@ -32,27 +33,6 @@ class BrokenChildError(PacelineError):
 
 class ExhaustedChildError(BrokenChildError):
     """A child was ended by its own bound of CPU time (`paceline.rewards.bounded`)."""
-
-
-class ChildProcess(Protocol):
-    """A process that runs `paceline_reward.child`."""
-
-    @property
-    def stdout(self) -> asyncio.StreamReader:
-        """What it answers."""
-        ...
-
-    def write(self, data: bytes) -> None:
-        """Send a request; nothing happens if it has ended."""
-        ...
-
-    async def exit_text(self) -> str:
-        """How it has ended; waits until it has."""
-        ...
-
-    async def kill(self) -> None:
-        """Kill it and all processes that it has started."""
-        ...
 
 
 Start = Callable[[], Awaitable[ChildProcess]]

@@ -5,10 +5,10 @@ jobs. These names are imported lazily.
 """
 
 import os
-from typing import TYPE_CHECKING
 
 from paceline.lazy import lazily
 
+TYPE_CHECKING = False  # importing `typing` would take processes of 10 ms another 2 ms
 if TYPE_CHECKING:
     from paceline.client import AsyncClient, Client
     from paceline.config import JobSpec

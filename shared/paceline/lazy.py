@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False  # see the package
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def lazily(

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from paceline.code.folders import CodeFolder
-from paceline.code.process_cap import ProcessCap, Release
 from paceline.code.world_process import WorldError, WorldProcess
 from paceline.fair_queue import NO_OWNER, QueueOwner
+from paceline.isolation.cap import ProcessCap, Release
 from paceline.telemetry.logs import Log
 
 EPISODES_PER_PROCESS = 32

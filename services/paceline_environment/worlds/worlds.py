@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from paceline.code.folders import CodeFolder, CodeFolders
-from paceline.code.process_cap import ProcessCap
 from paceline.code.sealed import OWN
 from paceline.code.world_process import WorldProcess
 from paceline.fair_queue import QueueOwner
+from paceline.isolation.cap import ProcessCap
 from paceline.plugins import Environment
 from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.metrics import Metrics
@@ -40,7 +40,11 @@ class JobWorlds:
         self._sandbox = sandbox
         self._memory_bytes = memory_bytes
         self._folders = folders
-        self._cap = ProcessCap(max_processes, metrics=metrics, make_room=self._make_room)
+        self._cap = ProcessCap(
+            max_processes,
+            on_waiting=partial((metrics or Metrics()).set, "code_processes_waiting"),
+            make_room=self._make_room,
+        )
         self._jobs: dict[str, JobProcesses] = {}
 
     def of(

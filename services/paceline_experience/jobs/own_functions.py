@@ -15,10 +15,10 @@ import numpy as np
 
 from paceline.code.folders import CodeFolder
 from paceline.code.function_process import FunctionProcess
-from paceline.code.process_cap import ProcessCap
 from paceline.config.named import GENERATION, NamedPlugin
 from paceline.digest import digest_of
 from paceline.fair_queue import QueueOwner
+from paceline.isolation.cap import ProcessCap
 from paceline.plugins import Context
 from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.metrics import Metrics
@@ -76,7 +76,11 @@ class OwnFunctions:
         self._folder_of = folder_of
         self._store = store
         self._memory_bytes = memory_bytes
-        self._cap = ProcessCap(max_processes, metrics=metrics, make_room=self._make_room)
+        self._cap = ProcessCap(
+            max_processes,
+            on_waiting=partial((metrics or Metrics()).set, "code_processes_waiting"),
+            make_room=self._make_room,
+        )
         self._call_s = call_s
         self._check_s = check_s
         self._idle_s = idle_s

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from pathlib import Path
 
+import paceline
 from paceline.errors import BusyError
+from paceline.isolation.calls import EndedError
+from paceline.isolation.once import call_once
+from paceline.isolation.process import PlainProcess, bare_command
 
 MAX_PATTERN = 2_000
 # Wall clock; of CPU time the child has two seconds.
@@ -21,21 +23,8 @@ _SHORT = 1_000
 _WIDE = re.compile(r"\\[xuUN]")
 _QUEUE_TIMEOUT_S = 10.0
 _MAX_CHILDREN = 4
-_CODE = """
-import json, os, re, resource, sys
-os.nice(10)
-resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28))
-resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
-def problem(pattern):
-    try:
-        re.compile(pattern)
-    except RecursionError:
-        return "maximum recursion depth exceeded"  # Python's own text depends on the depth
-    except (re.error, OverflowError, MemoryError) as error:
-        return str(error) or type(error).__name__
-    return ""
-json.dump([problem(each) for each in json.load(sys.stdin)], sys.stdout)
-"""
+_MODULE = "paceline_gateway.submit.patterns_child"
+_FOLDERS = (Path(paceline.__file__ or "").parents[1], Path(__file__).parents[2])
 
 Compile = Callable[[Sequence[str]], Awaitable[list[str]]]
 
@@ -92,20 +81,11 @@ def _compiled(pattern: str) -> str:
 
 async def _compile_in_child(patterns: Sequence[str]) -> list[str]:
     """As `_compiled`, in a short-lived process."""
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-c", _CODE),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    command = bare_command(_MODULE, *_FOLDERS)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            out, _ = await child.communicate(json.dumps(list(patterns)).encode())
-        problems: list[Any] = json.loads(out)
-    except (TimeoutError, ValueError):
+            child = await PlainProcess.start(command, stderr=asyncio.subprocess.DEVNULL)
+            answer = await call_once(child, "compile", {"patterns": list(patterns)})
+    except (TimeoutError, EndedError):
         return ["takes too long, or too much memory, to compile"] * len(patterns)
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-    return list(map(str, problems))
+    return list(map(str, answer.fields["problems"]))

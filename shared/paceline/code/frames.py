@@ -11,15 +11,11 @@ from typing import Any, BinaryIO, cast
 
 from pydantic_core import from_json
 
-from paceline.errors import PacelineError
+from paceline.isolation.frames import FrameError
 from paceline.plugins import Message, Observation
 
 HEAD = struct.Struct(">I")  # bytes that follow
 MAX_FRAME_BYTES = 1 << 20  # parsing more would hold up a service's loop
-
-
-class FrameError(PacelineError):
-    """What arrived is no frame, or nothing arrives any more."""
 
 
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:

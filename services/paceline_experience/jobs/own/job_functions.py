@@ -18,12 +18,12 @@ from paceline.code.ledger_messages import (
     context_fields,
     group_fields,
 )
-from paceline.code.process_cap import ProcessCap, Release
 from paceline.config import JobSpec
 from paceline.config.named import NamedPlugin
 from paceline.config.needs import refusal
 from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.fair_queue import QueueOwner
+from paceline.isolation.cap import ProcessCap, Release
 from paceline.plugins import Advantages, Context, EpisodeBatch, FinishedGroup, Keep, Repair
 from paceline.telemetry.logs import Log
 from paceline_experience.jobs.dry_run import UntriedError

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.code.process_cap import ProcessCap, Release
 from paceline.fair_queue import QueueOwner
+from paceline.isolation.cap import ProcessCap, Release
 from paceline.telemetry.metrics import Metrics
 from paceline_harness.patience import PATIENCE_S
 
@@ -18,7 +19,7 @@ A, B = QueueOwner("t", "a"), QueueOwner("t", "b")
 
 async def test_the_job_with_the_fewest_is_next() -> None:
     metrics = Metrics()
-    cap = ProcessCap(3, metrics=metrics)
+    cap = ProcessCap(3, on_waiting=partial(metrics.set, "code_processes_waiting"))
     held = [await cap.take(A) for _ in range(3)]
     asked = [asyncio.create_task(cap.take(owner)) for owner in (A, A, B)]
     await asyncio.sleep(0)

@@ -1,11 +1,10 @@
-"""A cap on the sealed processes of a worker over all jobs."""
+"""A cap on the processes of a service over all jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
 from paceline.fair_queue import FairQueue, QueueOwner
-from paceline.telemetry.metrics import Metrics
 
 Release = Callable[[], None]
 
@@ -21,12 +20,15 @@ class ProcessCap:
         self,
         most: int,
         *,
-        metrics: Metrics | None = None,
+        on_waiting: Callable[[int], object] = lambda num: None,
         make_room: Callable[[QueueOwner], Awaitable[None]] = nothing,
     ) -> None:
-        """`make_room` may end processes of others for an owner that is about to wait."""
+        """`on_waiting` hears how many wait whenever that changes.
+
+        `make_room` may end processes of others for an owner that is about to wait.
+        """
         self._queue = FairQueue(most)
-        self._metrics = metrics or Metrics()
+        self._on_waiting = on_waiting
         self._make_room = make_room
         self._taken = 0
         self._waiting = 0
@@ -66,4 +68,4 @@ class ProcessCap:
     def _count(self, *, taken: int = 0, waiting: int = 0) -> None:
         self._taken += taken
         self._waiting += waiting
-        self._metrics.set("code_processes_waiting", self._waiting)
+        self._on_waiting(self._waiting)
