@@ -14,13 +14,14 @@ from paceline.code.folders import CodeFolder
 from paceline.code.sealed import sandbox_for, start_sealed
 from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.isolation.cap import ProcessCap, Release
+from paceline.isolation.process import ChildProcess
 from paceline.plugins import RewardInput
 from paceline.sandbox.sealed_process import SealedProcess
 from paceline.sandbox.zygote import LANDLOCK
 from paceline.telemetry.metrics import Metrics
 from paceline.types import Score
 from paceline_reward.parts import RewardPart
-from paceline_reward.pool import ChildPool, ChildProcess
+from paceline_reward.pool import ChildPool
 
 IDLE_S = 30.0
 _MODULE = "paceline_reward.child"

@@ -46,7 +46,7 @@ async def call_once(
 def wait_once(
     command: Sequence[str],
     op: str,
-    fields: Mapping[str, Any],
+    fields: Mapping[str, Any] = _NOTHING,
     parts: Mapping[str, Any] = _NOTHING,
     *,
     timeout_s: float,

@@ -1,7 +1,7 @@
-"""Reads JSON of models within limits: run as a script, with the standard library alone.
+"""Reads JSON of models within limits, with the standard library alone.
 
-Its input is a line of JSON, `what` and the `sizes` of the pieces that follow; its answer is a line
-of JSON: `value`, or `wrong` with `at`, the number of a piece that cannot be read.
+The pieces are the parts of a call; its answer has `value`, or `wrong` with `at`, the number of a
+piece that cannot be read.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import json
 import os
 import re
 import resource
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
+
+from paceline.isolation.child import ServedCall, serve
 
 _MEMORY_BYTES = 1 << 30
 _CPU_S = 20
@@ -64,13 +66,17 @@ _UNREADABLE = (ValueError, KeyError, IndexError, AttributeError, TypeError, Recu
 
 
 def main() -> None:
-    """Answer one request."""
+    """Serve one function for each kind of pieces."""
     os.nice(10)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
-    request = json.loads(sys.stdin.buffer.readline())
-    pieces = (sys.stdin.buffer.read(size) for size in request["sizes"])
-    print(json.dumps(_READERS[request["what"]](pieces)))
+    serve({what: partial(_read, function) for what, function in _READERS.items()})
+
+
+def _read(
+    function: Callable[[Iterable[bytes]], dict[str, Any]], call: ServedCall
+) -> dict[str, Any]:
+    return function(call.parts.values())
 
 
 def _names(pieces: Iterable[bytes]) -> dict[str, Any]:
@@ -431,6 +437,3 @@ _READERS = {
     "vocabulary": _vocabulary,
     "declared": _declared,
 }
-
-if __name__ == "__main__":
-    main()

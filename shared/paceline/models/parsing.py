@@ -5,16 +5,18 @@ Python needs 25 times the size of JSON for its objects, and answers nobody else 
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import PacelineError
+from paceline.isolation.calls import CallError, EndedError
+from paceline.isolation.once import wait_once
+from paceline.isolation.process import bare_command
 
-_CHILD = Path(__file__).with_name("parse_child.py")
+_MODULE = "paceline.models.parse_child"
+_FOLDER = Path(__file__).parents[2]
 _TIMEOUT_S = 40.0  # of CPU time it has 20 seconds
 
 
@@ -34,19 +36,16 @@ def parse(
     Raises:
         ParseError: one is not as it should be, or needs too much memory or time.
     """
-    head = json.dumps({"what": what, "sizes": [len(each) for each in pieces]}).encode()
-    command = [sys.executable, "-I", "-S", str(_CHILD)]
+    parts = {str(at): piece for at, piece in enumerate(pieces)}
     try:
-        done = subprocess.run(
-            command,
-            input=b"".join((head, b"\n", *pieces)),
-            stdout=subprocess.PIPE,
+        answer = wait_once(
+            bare_command(_MODULE, _FOLDER),
+            what,
+            parts=parts,
+            timeout_s=_TIMEOUT_S,
             stderr=subprocess.DEVNULL,
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except (subprocess.SubprocessError, ValueError):
+        ).fields
+    except (TimeoutError, EndedError, CallError):
         raise ParseError("takes too long, or too much memory, to parse") from None
     if "wrong" in answer:
         raise ParseError(str(answer["wrong"]), int(answer["at"]))

@@ -92,7 +92,7 @@ def child(tmp_path: Path) -> Started:
 
 
 async def test_fields_and_parts_arrive_as_they_were_sent(child: Started) -> None:
-    parts = {
+    parts: dict[str, Any] = {
         "floats": np.array([0.5, -1.0]),
         "integers": np.arange(3),
         "flags": np.array([True, False]),
@@ -270,8 +270,6 @@ async def test_a_pool_keeps_what_is_intact(child: Started, tmp_path: Path) -> No
         async with pool.taken() as third:
             await third.call("fail")
     assert pool.num_alive == 1
-    with pytest.raises(EndedError):
-        await third.call("echo")
     async with pool.taken() as kept:
         assert kept in {first, second}
         with pytest.raises(EndedError):
