@@ -1,4 +1,4 @@
-"""Builds an index in a process of its own: `python -m paceline.data.index_child`.
+"""Builds an index in a process of its own.
 
 Files of users are read here and not in a service: a file that takes all memory or breaks the reader
 of its format ends this process alone, and reading a million rows holds up nobody.
@@ -6,9 +6,7 @@ of its format ends this process alone, and reading a million rows holds up nobod
 
 from __future__ import annotations
 
-import json
 import resource
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,20 @@ with importing():
     from paceline.data.remote import fetched
     from paceline.data.shape import RowShape
     from paceline.errors import InvalidError, UnavailableError
+    from paceline.isolation.child import ServedCall, serve
     from paceline.parent import end_with_parent
 
 
 def main() -> None:
-    """Read a request from stdin; answer with a line: kind and message of an error, or nothing."""
+    """Serve `index`."""
     end_with_parent()
-    request: dict[str, Any] = json.loads(sys.stdin.buffer.read())
-    _limit(int(request["memory_bytes"]), int(request["spool_bytes"]))
-    print(json.dumps(attempt(request)), flush=True)
+    serve({"index": _index})
+
+
+def _index(call: ServedCall) -> dict[str, list[str]]:
+    """Kind and message of an error, or nothing."""
+    _limit(int(call.fields["memory_bytes"]), int(call.fields["spool_bytes"]))
+    return {"wrong": attempt(call.fields)}
 
 
 def attempt(request: dict[str, Any]) -> list[str]:

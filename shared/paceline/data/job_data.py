@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,6 +22,9 @@ from paceline.data.remote import check_url, identity
 from paceline.data.shape import RowShape
 from paceline.digest import digest_of
 from paceline.errors import InvalidError, UnavailableError
+from paceline.isolation.calls import EndedError
+from paceline.isolation.once import StoppedError, wait_once
+from paceline.isolation.process import command
 from paceline.plugins.declared import Provided, provided
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ EVERYWHERE = ("/", "s3://", "gs://", "gcs://", "abfs://", "az://", "hf://")
 """For one user's jobs: they may read what the services may, but for files of Paceline itself."""
 _URL = "://"
 _GIB = 1 << 30
-_POLL_S = 0.2
 _NEW = "new-"  # how folders are called whose index is being written
 
 
@@ -184,33 +184,19 @@ class JobData(Provided):
 
     def _ask(self, request: Mapping[str, Any], name: str) -> list[str]:
         """What the process that reads a source answers."""
-        command = [sys.executable, "-P", "-m", "paceline.data.index_child"]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        ) as child:
-            try:
-                answer = self._answer(child, json.dumps(request).encode(), name)
-            finally:
-                if child.poll() is None:
-                    child.kill()
+        reader = command("paceline.data.index_child")
         try:
-            return json.loads(answer)
-        except ValueError:
-            code = child.returncode
-            raise UnreadError(f"{name}: the process that read it has ended with {code}") from None
-
-    def _answer(self, child: subprocess.Popen[bytes], request: bytes, name: str) -> bytes:
-        given: bytes | None = request
-        deadline = time.monotonic() + self.timeout_s
-        while not self.stopped.is_set():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise UnreadError(f"{name}: could not be read within {self.timeout_s:g} s")
-            try:
-                return child.communicate(given, timeout=min(left, _POLL_S))[0]
-            except subprocess.TimeoutExpired:
-                given = None
-        raise UnavailableError(f"{name}: this service is about to end")
+            answer = wait_once(
+                reader, "index", request, timeout_s=self.timeout_s, stopped=self.stopped
+            )
+        except TimeoutError:
+            raise UnreadError(f"{name}: could not be read within {self.timeout_s:g} s") from None
+        except StoppedError:
+            raise UnavailableError(f"{name}: this service is about to end") from None
+        except EndedError as error:
+            text = f"{name}: the process that read it has ended with {error.how}"
+            raise UnreadError(text) from None
+        return list(map(str, answer.fields["wrong"]))
 
     def _make_room(self) -> None:
         """Delete the indexes that nobody has asked for for longest; open ones stay readable."""
