@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from paceline.code.members import SMALLEST_BYTES
 from paceline.code.wheels.messages import (
     FETCH,
+    HANDLE,
+    MOST_ANSWER_BYTES,
     REPLY,
     UNPACK,
     FetchRequest,
@@ -27,6 +29,10 @@ from paceline.code.wheels.messages import (
 from paceline.code.wheels.sources import CERTIFICATES, WheelSources, without_credentials
 from paceline.config.packages import PackageSettings
 from paceline.errors import UnavailableError
+from paceline.isolation.calls import CallError, EndedError
+from paceline.isolation.frames import Frame
+from paceline.isolation.once import call_once
+from paceline.isolation.process import PlainProcess
 from paceline.sandbox.hold import Hold
 
 # Loaded in every sealed process before its job's code, so that code cannot have other versions.
@@ -37,9 +43,7 @@ SHARED = (
 FETCHER, UNPACKER = "paceline.code.wheels.fetch_child", "paceline.code.wheels.unpack_child"
 _LOOK_S = 0.25
 _MOST_CHARS = 2000  # of an error
-_MOST_ANSWER_BYTES = 16 << 20
 _LOG_BYTES = 64 << 10  # that are read of what a process has printed, the last ones
-_READ_BYTES = 64 << 10
 # Proxies, certificates and `.netrc` for the fetcher; nothing else of the service.
 _PASSED = ("HOME", "NETRC", "SSL_CERT_DIR", *CERTIFICATES)
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -93,7 +97,9 @@ class Installation:
             most_bytes=self.settings.most_bytes,
             hold=self._hold(),
         )
-        reply = await self._run(FETCHER, FETCH.dump_json(request), _environment(os.environ))
+        reply = await self._run(
+            FETCHER, FETCH.dump_python(request, mode="json"), _environment(os.environ)
+        )
         return tuple(sorted(reply.wheels, key=lambda each: (each.path.name, each.digest)))
 
     async def unpack(self, wheels: Sequence[LocalWheel]) -> Path:
@@ -106,7 +112,7 @@ class Installation:
         """
         into = self._made("site")
         request = UnpackRequest(tuple(wheels), into, self._hold())
-        await self._run(UNPACKER, UNPACK.dump_json(request), _SEALED)
+        await self._run(UNPACKER, UNPACK.dump_python(request, mode="json"), _SEALED)
         if await asyncio.to_thread(size_of, into) > self.settings.most_bytes:
             raise self._too_much()
         return into
@@ -122,35 +128,31 @@ class Installation:
     def _too_much(self) -> InstallError:
         return InstallError(f"more than {self.settings.most_bytes} bytes of packages")
 
-    async def _run(
-        self, module: str, request: bytes, environment: Mapping[str, str]
-    ) -> WheelsReply:
-        """The answer of a process to its only request."""
+    async def _run(self, module: str, request: Any, environment: Mapping[str, str]) -> WheelsReply:
+        """The answer of a process to its only request, as JSON."""
         log = self.folder / f"{module}.log"
         with log.open("wb") as errors:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-m", module),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
+            process = await PlainProcess.start(
+                (sys.executable, "-I", "-m", module),
                 stderr=errors,
                 env=dict(environment),
                 cwd=self.folder,
-                start_new_session=True,
             )
         try:
             async with asyncio.timeout_at(self.deadline):
-                answer = await self._answer(process, request)
+                return REPLY.validate_python((await self._answer(process, request)).fields)
         except TimeoutError:
             raise InstallError(f"not installed within {self.settings.timeout_s:g} s") from None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-        return _reply(answer, process.returncode, log)
+        except CallError as error:
+            raise InstallError(without_credentials(error.message)[:_MOST_CHARS]) from None
+        except (EndedError, ValidationError) as error:
+            last = _last_line(log) or getattr(error, "how", "") or "an unreadable answer"
+            raise InstallError(without_credentials(last)[:_MOST_CHARS]) from None
 
-    async def _answer(self, process: asyncio.subprocess.Process, request: bytes) -> bytes:
-        """What it writes until it ends, unless that or the folder grows too large."""
-        answer = asyncio.ensure_future(_told(process, request))
+    async def _answer(self, process: PlainProcess, request: Any) -> Frame:
+        """What it answers, unless that or the folder grows too large."""
+        asked = call_once(process, HANDLE, {"request": request}, most_bytes=MOST_ANSWER_BYTES)
+        answer = asyncio.ensure_future(asked)
         try:
             while not answer.done():
                 await asyncio.wait({answer}, timeout=_LOOK_S)
@@ -159,7 +161,8 @@ class Installation:
                     raise self._too_much()
             return answer.result()
         finally:
-            answer.cancel()
+            answer.cancel()  # and with it the process
+            await asyncio.wait({answer})
 
 
 def size_of(folder: Path) -> int:
@@ -173,27 +176,6 @@ def size_of(folder: Path) -> int:
     return total
 
 
-async def _told(process: asyncio.subprocess.Process, request: bytes) -> bytes:
-    """Write a request, and read the answer to its end.
-
-    Raises:
-        InstallError: the answer is too long.
-    """
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with suppress(ConnectionError):  # it has ended before it has read all
-        process.stdin.write(request)
-        await process.stdin.drain()
-        process.stdin.close()
-    answer = bytearray()
-    while data := await process.stdout.read(_READ_BYTES):
-        answer += data
-        if len(answer) > _MOST_ANSWER_BYTES:
-            raise InstallError("what handles packages has answered with too much")
-    await process.wait()
-    return bytes(answer)
-
-
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
     passed = {
         name: value for name, value in own.items() if name in _PASSED or name.upper() in _PROXIES
@@ -201,19 +183,9 @@ def _environment(own: Mapping[str, str]) -> dict[str, str]:
     return passed | {"LANG": "C.UTF-8"}
 
 
-def _reply(answer: bytes, code: int | None, log: Path) -> WheelsReply:
-    try:
-        reply = REPLY.validate_json(answer)
-    except ValidationError:
-        lines = [line.strip() for line in _end_of(log).splitlines()]
-        last = next((line for line in reversed(lines) if line), f"exit code {code}")
-        reply = WheelsReply(error=last)
-    if reply.error:
-        raise InstallError(without_credentials(reply.error)[:_MOST_CHARS])
-    return reply
-
-
-def _end_of(log: Path) -> str:
+def _last_line(log: Path) -> str:
+    """The last line that a process has printed; empty: none."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _LOG_BYTES))
-        return file.read(_LOG_BYTES).decode(errors="replace")
+        lines = file.read(_LOG_BYTES).decode(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

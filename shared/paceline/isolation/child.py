@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from paceline.errors import InvalidError, PacelineError, UnavailableError
+from paceline.errors import PacelineError
 from paceline.isolation.frames import MAX_JSON_BYTES, Frame, frame, json_bytes, messages
 
 TYPE_CHECKING = False  # see `frames`
@@ -48,9 +48,9 @@ Function = Callable[[ServedCall], "Frame | Mapping[str, Any] | None"]
 def told(error: BaseException) -> str:
     """The text of an error: its class, its words, and where in the job's own files it was raised.
 
-    Errors of Paceline that are meant for users are told in their own words.
+    Errors of Paceline are told in their own words.
     """
-    if isinstance(error, (InvalidError, UnavailableError, TooLargeError)):
+    if isinstance(error, PacelineError):
         return error.message
     return raised(error)
 

@@ -1,4 +1,4 @@
-"""Fetches wheels: reads a `FetchRequest`, writes a `WheelsReply`. Runs nothing of a package.
+"""Fetches wheels: handles a `FetchRequest` with a `WheelsReply`. Runs nothing of a package.
 
 It reads certificates, pip's folders of wheels and those of the job, and writes only to its folder.
 """
@@ -12,9 +12,9 @@ import os
 import re
 import shutil
 import ssl
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline.program import importing, leave
 
@@ -26,11 +26,19 @@ with importing():
 
     from paceline.code.wheels.errors import FetchError
     from paceline.code.wheels.index import WheelIndex, WheelOffer
-    from paceline.code.wheels.messages import FETCH, REPLY, FetchRequest, LocalWheel, WheelsReply
+    from paceline.code.wheels.messages import (
+        FETCH,
+        HANDLE,
+        MOST_ANSWER_BYTES,
+        REPLY,
+        FetchRequest,
+        LocalWheel,
+        WheelsReply,
+    )
     from paceline.code.wheels.resolve import CONSTRAINTS, REQUIREMENTS, Ask, Hashes, resolve
     from paceline.code.wheels.sources import CERTIFICATES, WheelSources, without_credentials
     from paceline.code.wheels.wheel import MetadataError, WheelMetadata, WheelName, read_wheel
-    from paceline.errors import InvalidError, UnavailableError
+    from paceline.isolation.child import ServedCall, serve, told
 
 _HASH = re.compile(r"\s--hash=(\S+)")
 # Names of hosts, and certificates where distributions have them; links among them are followed.
@@ -141,18 +149,22 @@ def fetch(request: FetchRequest) -> WheelsReply:
 
 
 def main() -> None:
-    """Answer one request."""
-    request = FETCH.validate_json(sys.stdin.buffer.read())
-    try:
-        paths = [*_of_the_network(request.sources), *(each.path for each in request.own)]
-        mimetypes.init()  # unearth asks it about files; it reads some of the system
-        request.hold.apply(readable=paths, changed=request.into, has_network=True)
-        reply = fetch(request)
-    except (UnavailableError, InvalidError) as error:
-        reply = WheelsReply(error=without_credentials(error.message))
-    except OSError as error:
-        reply = WheelsReply(error=f"wheels cannot be written here: {error.strerror}")
-    sys.stdout.buffer.write(REPLY.dump_json(reply))
+    """Serve one request."""
+    serve({HANDLE: _handle}, words=_words, most_bytes=MOST_ANSWER_BYTES)
+
+
+def _handle(call: ServedCall) -> dict[str, Any]:
+    request = FETCH.validate_python(call.fields["request"])
+    paths = [*_of_the_network(request.sources), *(each.path for each in request.own)]
+    mimetypes.init()  # unearth asks it about files; it reads some of the system
+    request.hold.apply(readable=paths, changed=request.into, has_network=True)
+    return REPLY.dump_python(fetch(request), mode="json")
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return f"wheels cannot be written here: {error.strerror}"
+    return without_credentials(told(error))
 
 
 def _own_offers(wheels: Sequence[LocalWheel]) -> list[WheelOffer]:

@@ -1,4 +1,4 @@
-"""What the processes that fetch and unpack wheels are asked, and answer: JSON, once each."""
+"""What the processes that fetch and unpack wheels are asked, once each, and answer, as JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pydantic import TypeAdapter
 
 from paceline.code.wheels.sources import WheelSources
 from paceline.sandbox.hold import Hold
+
+HANDLE = "handle"
+"""The call that has such a `request`."""
+MOST_ANSWER_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,9 @@ class UnpackRequest:
 
 @dataclass(frozen=True, slots=True)
 class WheelsReply:
-    """What was fetched or unpacked; `error` says why nothing was."""
+    """What was fetched or unpacked."""
 
     wheels: tuple[LocalWheel, ...] = ()
-    error: str = ""
 
 
 FETCH = TypeAdapter(FetchRequest)

@@ -1,10 +1,10 @@
-"""Unpacks wheels, sealed: reads an `UnpackRequest`, writes a `WheelsReply`."""
+"""Unpacks wheels, sealed: handles an `UnpackRequest` with a `WheelsReply`."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from paceline.program import importing, leave
 
@@ -13,9 +13,18 @@ with importing():
     from installer.destinations import SchemeDictionaryDestination
     from installer.sources import WheelFile
 
-    from paceline.code.wheels.messages import REPLY, UNPACK, LocalWheel, UnpackRequest, WheelsReply
+    from paceline.code.wheels.messages import (
+        HANDLE,
+        MOST_ANSWER_BYTES,
+        REPLY,
+        UNPACK,
+        LocalWheel,
+        UnpackRequest,
+        WheelsReply,
+    )
     from paceline.digest import digest_of_file
-    from paceline.errors import IntegrityError, PacelineError
+    from paceline.errors import IntegrityError
+    from paceline.isolation.child import ServedCall, serve
 
 _SCHEMES = {"purelib": "", "platlib": "", "data": "", "scripts": "bin", "headers": "include"}
 
@@ -41,16 +50,15 @@ def unpack(request: UnpackRequest) -> WheelsReply:
 
 
 def main() -> None:
-    """Answer one request."""
-    request = UNPACK.validate_json(sys.stdin.buffer.read())
+    """Serve one request."""
+    serve({HANDLE: _handle}, most_bytes=MOST_ANSWER_BYTES)
+
+
+def _handle(call: ServedCall) -> dict[str, Any]:
+    request = UNPACK.validate_python(call.fields["request"])
     wheels: list[Path] = [each.path for each in request.wheels]
-    try:
-        request.hold.apply(readable=wheels, changed=request.into, has_network=False)
-        with redirect_stdout(sys.stderr):  # to which files that cannot be compiled are reported
-            reply = unpack(request)
-    except PacelineError as error:
-        reply = WheelsReply(error=error.message)
-    sys.stdout.buffer.write(REPLY.dump_json(reply))
+    request.hold.apply(readable=wheels, changed=request.into, has_network=False)
+    return REPLY.dump_python(unpack(request), mode="json")
 
 
 def _check(wheel: LocalWheel) -> None:

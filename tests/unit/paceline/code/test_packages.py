@@ -18,8 +18,10 @@ import pytest
 from paceline.code.install import FETCHER, SHARED, UNPACKER, InstallError
 from paceline.code.package_cache import PackageQuotaError
 from paceline.code.packages import Packages
+from paceline.code.wheels.messages import HANDLE
 from paceline.config.packages import PackageSettings
 from paceline.fair_queue import QueueOwner
+from paceline.isolation.frames import frame
 from paceline.telemetry.metrics import Metrics
 from paceline_harness.packages.wheels import write_wheel
 from paceline_harness.patience import PATIENCE_S
@@ -199,6 +201,7 @@ KILLED = """
 import asyncio, sys
 from pathlib import Path
 from paceline.code.packages import Packages
+from paceline.code.wheels.messages import HANDLE
 from paceline.config.packages import PackageSettings
 
 async def main():
@@ -249,10 +252,9 @@ def test_an_installation_whose_worker_has_ended_does_not_begin(module: str, tmp_
     }
     for worker, begins in ((os.getpid(), True), (os.getppid(), False)):
         hold = {"parent": worker, "file_bytes": MIB, "cpu_s": 60}
-        request = json.dumps(requests[module] | {"into": str(tmp_path), "hold": hold})
-        done = subprocess.run(
-            [sys.executable, "-I", "-m", module], input=request.encode(), capture_output=True
-        )
+        request = requests[module] | {"into": str(tmp_path), "hold": hold}
+        data = frame({"id": 0, "op": HANDLE, "request": request})
+        done = subprocess.run([sys.executable, "-I", "-m", module], input=data, capture_output=True)
         assert (done.returncode, done.stderr) == (0 if begins else 1, b"")
         assert bool(done.stdout) == begins
 
