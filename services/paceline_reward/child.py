@@ -1,4 +1,4 @@
-"""A child process that runs user code: reads a frame of JSON per chunk, writes one per item."""
+"""A child process that runs user code: it is called once per chunk, and answers for each item."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from typing import Any
 from paceline.program import importing
 
 with importing():
-    from paceline.code.errors import told
-    from paceline.code.frames import frame, requests, take_pipes
-    from paceline.errors import PacelineError
+    from paceline.errors import InvalidError, PacelineError
+    from paceline.isolation.child import ServedCall, raised, serve
     from paceline.plugins import RewardInput, declared
     from paceline.plugins.loading import attribute
     from paceline.types import Score
-    from paceline_reward.scores import as_score, infra_error, item_from_json, score_to_json
+    from paceline_reward.scores import (
+        MAX_JSON_BYTES,
+        as_score,
+        infra_error,
+        item_from_json,
+        score_to_json,
+    )
 
 # The parent kills a child that hangs; the alarm ends one whose parent has died.
 ALARM_MARGIN_S = 5.0
@@ -27,36 +32,44 @@ ALARM_MARGIN_S = 5.0
 def main() -> None:
     """Serve until the parent closes the pipe; the arguments are folders to import from."""
     sys.path[:0] = sys.argv[1:]
-    source, sink = take_pipes()
-    for request in requests(source):
-        for reply in serve(request):
-            sink.write(frame(reply))
-            sink.flush()
+    serve({"score": score_chunk}, most_bytes=MAX_JSON_BYTES)
 
 
-def serve(request: dict[str, Any]) -> Any:
-    """Yield whether the function can be imported, then a score per item.
+def score_chunk(call: ServedCall) -> dict[str, Any]:
+    """Tell once the function can be imported, then answer with a score per item.
 
     Whether the job may name it has been decided by the worker, in `paceline_reward.parts`.
+
+    Raises:
+        PacelineError: it cannot be.
     """
-    _alarm(request["load_s"])
+    options: dict[str, Any] = call.fields["options"]
+    function = _loaded(call.fields["target"], options, load_s=call.fields["load_s"])
+    call.tell({})
+    *items, last = call.fields["items"]
     try:
-        function = attribute(request["target"])
+        for raw in items:
+            _alarm(call.fields["timeout_s"])
+            call.tell(score_to_json(score(function, item_from_json(raw), options)))
+        _alarm(call.fields["timeout_s"])
+        return score_to_json(score(function, item_from_json(last), options))
+    finally:
+        _alarm(0.0)
+
+
+def _loaded(target: str, options: dict[str, Any], *, load_s: float) -> Callable[..., Any]:
+    _alarm(load_s)
+    try:
+        function = attribute(target)
         if load := declared(function).load:
-            load(**request["options"])
-    except PacelineError as error:
-        _alarm(0.0)
-        yield {"failed": error.message}
-        return
+            load(**options)
+    except PacelineError:
+        raise
     except Exception as error:  # the supervisor boundary of an import
+        raise InvalidError(f"importing {target!r}: {raised(error)}") from None
+    finally:
         _alarm(0.0)
-        yield {"failed": f"importing {request['target']!r}: {told(error)}"}
-        return
-    yield {"failed": ""}
-    for raw in request["items"]:
-        _alarm(request["timeout_s"])
-        yield score_to_json(score(function, item_from_json(raw), request["options"]))
-    _alarm(0.0)
+    return function
 
 
 def score(function: Callable[..., Any], item: RewardInput, options: dict[str, Any]) -> Score:
@@ -67,7 +80,7 @@ def score(function: Callable[..., Any], item: RewardInput, options: dict[str, An
             value = asyncio.run(_finish(value))
         return as_score(value)
     except (Exception, SystemExit) as error:  # the supervisor boundary of one score
-        return infra_error(told(error))
+        return infra_error(raised(error))
 
 
 async def _finish(value: Any) -> Any:

@@ -158,7 +158,8 @@ class _CountedProcess:
     def __init__(self, process: SealedProcess, release: Release) -> None:
         self._process = process
         self._release = release
-        self.stdout = process.stdout
+        self.receive = process.receive
+        self.pause, self.resume = process.pause, process.resume
         self.write = process.write
         self.exit_text = process.exit_text
 

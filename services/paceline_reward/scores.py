@@ -10,6 +10,7 @@ from paceline.plugins import RewardInput, RewardTurn
 from paceline.text import MAX_NAME, encodable, is_name
 from paceline.types import Score, Task
 
+MAX_JSON_BYTES = 4 << 20  # of a score, as a process sends it
 MAX_DETAIL = 500
 MAX_PARTS = 100
 MAX_REWARD = 1e12

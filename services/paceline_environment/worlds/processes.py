@@ -129,7 +129,7 @@ class JobProcesses:
         """Import the environment, before a call counts that has to wait for it."""
         try:
             async with asyncio.timeout(self._load_s):
-                await process.call(op=self._load_call)
+                await process.call(self._load_call)
         except TimeoutError:
             why = f"did not load within {self._load_s:g} s (tasks.load_timeout_s)"
             log.warning("environment did not load", environment=self.target, seconds=self._load_s)

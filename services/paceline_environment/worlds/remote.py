@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from paceline.code.frames import observation_of
+from paceline.code.dialogue import observation_of
 from paceline.code.world_process import ProcessEndedError, WorldError
 from paceline.plugins import Observation, StepResult
 from paceline.types import Task
@@ -151,7 +151,7 @@ class RemoteWorld:
         )
 
     async def _call(self, host: HostProcess, op: str, **given: Any) -> dict[str, Any]:
-        return await host.process.call(op=op, world=self._number, **given)
+        return await host.process.call(op, world=self._number, **given)
 
 
 def _observation(raw: Any) -> Observation:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, cast
 
-from paceline.code.frames import messages_of, observation_fields
+from paceline.code.dialogue import messages_of, observation_fields
 from paceline.code.world_process import WorldError, WorldRefusedError
 from paceline.errors import InvalidError
 from paceline.plugins import Observation, TransformContext, Variant
@@ -32,7 +32,7 @@ class RemoteTransform:
         try:
             await asyncio.shield(host.loading)
             answer = await host.process.call(
-                op="transform",
+                "transform",
                 observation=observation_fields(observation),
                 context=_fields(context),
                 options=self._options,

@@ -14,10 +14,11 @@ from typing import Protocol
 import numpy as np
 
 from paceline.code.folders import CodeFolder
-from paceline.code.function_process import FunctionProcess
+from paceline.code.function_process import start_functions
 from paceline.config.named import GENERATION, NamedPlugin
 from paceline.digest import digest_of
 from paceline.fair_queue import QueueOwner
+from paceline.isolation.calls import Calls
 from paceline.isolation.cap import ProcessCap
 from paceline.plugins import Context
 from paceline.sandbox.sandbox import Sandbox
@@ -197,9 +198,9 @@ class OwnFunctions:
             start, cap=self._cap, owner=owner, timeout_s=timeout_s, clock=self._clock
         )
 
-    async def _start(self, code: str) -> FunctionProcess:
+    async def _start(self, code: str) -> Calls:
         folder = await self._folder_of(code)
-        return await FunctionProcess.start(self._sandbox, folder, memory_bytes=self._memory_bytes)
+        return await start_functions(self._sandbox, folder, memory_bytes=self._memory_bytes)
 
     async def _make_room(self, owner: QueueOwner) -> None:
         """End the process that has been idle for longest."""

@@ -238,10 +238,10 @@ class OwnTasks:
 async def _ask(process: WorldProcess, wanted: WantedTasks) -> list[list[Any]]:
     rows: list[list[Any]] = []
     left, field = MAX_BYTES, wanted.field
-    request = {"op": "tasks", "seed": wanted.seed, "options": wanted.options, "most": MAX_TASKS}
-    async with process.answers(**request) as answers:
+    asked = {"seed": wanted.seed, "options": wanted.options, "most": MAX_TASKS}
+    async with process.answers("tasks", **asked) as answers:
         while True:
-            answer = await process.next(answers)
+            answer = await answers.next()
             found = answer.get("tasks")
             if not isinstance(found, list):
                 raise WorldError("unreadable tasks")
@@ -265,7 +265,7 @@ async def _check_world(process: WorldProcess, wanted: WantedTasks) -> None:
     """Raise for worlds that cannot be made, as far as this process can tell in a moment."""
     try:
         async with asyncio.timeout(_WORLD_S):
-            await process.call(op="check_world", options=wanted.options)
+            await process.call("check_world", options=wanted.options)
     except (TimeoutError, ProcessEndedError) as error:  # workers have more time and memory
         log.warning("a world is not checked", target=wanted.environment, error=error)
 

@@ -1,4 +1,7 @@
-"""Runs what the ledger calls of a job's own code, in a process of that job, one call at a time."""
+"""Runs what the ledger calls of a job's own code, in a process of that job, one call at a time.
+
+numpy may be one that the job requires: it is not there before its folders are.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,18 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from paceline.code.errors import told
-from paceline.code.frames import MAX_FRAME_BYTES, frame, take_pipes
 from paceline.code.generation.child import OPERATIONS, Generation, methods_of
 from paceline.config.options import refused_options
 from paceline.errors import InvalidError
+from paceline.isolation.child import ServedCall, raised, serve
+from paceline.isolation.frames import Frame
 from paceline.plugins import declared
 from paceline.plugins.loading import attribute
 from paceline.rewards.signature import misfit_of_reward, place_of
-
-if TYPE_CHECKING:  # numpy may be one that the job requires: it is not there before its folders are
-    from paceline.code.arrays import ArrayMessage
 
 _LESS_URGENT = 10  # than the service, whose machine it shares
 _MOST_NAMED = 20  # functions of a module
@@ -33,56 +33,41 @@ _MADE_WITH: Mapping[str, tuple[int, Sequence[str]]] = {
     "replays": (0, ()),
 }
 """By kind of classes: the number of positional arguments, and the keywords besides the options."""
-_generation = Generation()
 
 
 def main() -> None:
-    """Serve requests on standard input."""
+    """Serve calls on standard input."""
     with suppress(OSError):
         os.nice(_LESS_URGENT)
     tempfile.tempdir = os.environ.get("TMPDIR", "/tmp")
-    source, sink = take_pipes()
-    from paceline.code.arrays import array_requests
-
-    for request in array_requests(source):
-        sink.write(_answer(request))
-        sink.flush()
+    generation = Generation()
+    own = {"describe": _describe, "filter": _filter, "advantage": _advantage}
+    serve({**own, **dict.fromkeys(OPERATIONS, partial(_generate, generation))}, words=raised)
 
 
-def _answer(request: ArrayMessage) -> bytes:
-    """The answer to a request; whatever the code raises is an answer too."""
-    try:
-        data = _called(request)
-    except BaseException as error:  # the supervisor boundary of one call: it has an answer
-        return frame({"error": told(error)})
-    if int.from_bytes(data[:4]) > MAX_FRAME_BYTES:
-        return frame({"error": "returned too much besides its arrays"})
-    return data
+def _describe(call: ServedCall) -> dict[str, Any]:
+    return _described(call.fields)
 
 
-def _called(request: ArrayMessage) -> bytes:
-    from paceline.code.arrays import array_frame
-    from paceline.code.ledger_messages import (
-        advantages_message,
-        batch_of,
-        context_of,
-        decision_fields,
-        group_of,
-    )
+def _generate(generation: Generation, call: ServedCall) -> dict[str, Any]:
+    return generation.answer(_found(call.fields["target"]), call.fields)
 
-    fields = request.fields
-    if fields["op"] == "describe":
-        return frame(_described(fields))
-    function = _found(fields["target"])
-    if fields["op"] in OPERATIONS:
-        return frame(_generation.answer(function, fields))
-    if fields["op"] == "filter":
-        group = group_of(fields["group"])
-        answer = function(group, **fields["options"])
-        return frame(decision_fields(answer, len(group.rewards)))
-    batch = batch_of(fields["answers"], request.arrays)
-    answer = function(batch, context_of(fields["context"]), **fields["options"])
-    return array_frame(*advantages_message(answer))
+
+def _filter(call: ServedCall) -> dict[str, Any]:
+    from paceline.code.ledger_messages import decision_fields, group_of
+
+    group = group_of(call.fields["group"])
+    answer = _found(call.fields["target"])(group, **call.fields["options"])
+    return decision_fields(answer, len(group.rewards))
+
+
+def _advantage(call: ServedCall) -> Frame:
+    from paceline.code.ledger_messages import advantages_message, batch_of, context_of
+
+    batch = batch_of(call.fields["answers"], call.parts)
+    context = context_of(call.fields["context"])
+    answer = _found(call.fields["target"])(batch, context, **call.fields["options"])
+    return Frame(*advantages_message(answer))
 
 
 def _described(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,13 +108,13 @@ def _import_problem(target: str) -> _ImportProblem | None:
         importlib.import_module(target.partition(":")[0])
     except ModuleNotFoundError as error:
         hint = "name its package in requirements.txt in the folder code.path"
-        text = f"{target}: {told(error)}; {hint}"
+        text = f"{target}: {raised(error)}; {hint}"
         return _ImportProblem(text, package_missing=True)
     except SyntaxError as error:
         where = f"{os.path.basename(error.filename or '')}:{error.lineno}"
         return _ImportProblem(f"{target}: SyntaxError: {error.msg} ({where})", False)
     except (Exception, SystemExit) as error:  # the supervisor boundary of an import
-        return _ImportProblem(f"{target}: {told(error)}", package_missing=False)
+        return _ImportProblem(f"{target}: {raised(error)}", package_missing=False)
     return None
 
 

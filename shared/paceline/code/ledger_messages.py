@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.code.arrays import Arrays
 from paceline.plugins import (
     Advantages,
     Context,
@@ -28,6 +27,7 @@ _OPTIONAL = ("advantages", "weights", "logprobs", "replayed", "parents", "inheri
 _TURNS = ("episodes", "indices", "starts", "ends", "rewards", "matched", "patched")
 MOST_NOTES = 100
 _PART, _TURN = "part/", "turn/"
+Arrays = Mapping[str, NDArray[Any]]
 
 
 def group_fields(group: FinishedGroup) -> dict[str, Any]:
@@ -136,6 +136,8 @@ def advantages_of(fields: Mapping[str, Any], arrays: Arrays) -> Advantages:
     memory, notes = fields.get("memory"), fields.get("notes")
     if "values" not in arrays or not isinstance(memory, dict) or not isinstance(notes, dict):
         raise TypeError("an unreadable answer")
+    if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+        raise TypeError("an unreadable answer: bytes instead of numbers")
     if len(cast("dict[str, Any]", notes)) > MOST_NOTES:
         raise TypeError(f"{len(notes)} notes; at most {MOST_NOTES} are allowed")
     return Advantages(arrays["values"], arrays.get("weights"), memory, notes)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import paceline
 from paceline.code.folders import CodeFolder
+from paceline.isolation.process import program
 from paceline.plugins import ProgramLimits
 from paceline.sandbox.sandbox import Sandbox
 from paceline.sandbox.sealed_process import SealedProcess
@@ -14,13 +15,10 @@ from paceline.sandbox.zygote import LANDLOCK, NAMESPACES
 SCRATCH_BYTES = 64 << 20
 OWN = Path(paceline.__file__ or "").resolve().parents[1]
 # What the job requires comes after the standard library and before the packages of the worker.
-_PROGRAM = """
-import sys
+_PATHS = """
 at = next((n for n, p in enumerate(sys.path) if p.endswith("-packages")), len(sys.path))
 sys.path[at:at] = {required!r}
 sys.path[:0] = {paths!r}
-from {module} import main
-main(*{arguments!r})
 """
 
 
@@ -47,9 +45,8 @@ async def start_sealed(
     """
     paths = (code.path, OWN, *packages)
     required = (code.packages,) if code.packages else ()
-    source = _PROGRAM.format(
-        paths=[*map(str, paths)], required=[*map(str, required)], module=module, arguments=arguments
-    )
+    lines = _PATHS.format(paths=[*map(str, paths)], required=[*map(str, required)])
+    source = program(lines, module, arguments)
     level = await sandbox.level()
     limits = ProgramLimits(
         cpu_s=1 << 30,

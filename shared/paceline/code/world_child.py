@@ -1,7 +1,7 @@
 """Runs an environment in a process of a job, its tasks and worlds of episodes; or its transform.
 
-Requests and answers are frames; an answer has the `id` of its request. Each call has a thread, so a
-world that blocks holds up no other of the process; coroutines run on one loop.
+Each call has a thread, so a world that blocks holds up no other of the process; coroutines run on
+one loop.
 """
 
 from __future__ import annotations
@@ -14,25 +14,17 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
-from paceline.code.errors import told
-from paceline.code.frames import (
-    MAX_FRAME_BYTES,
-    frame,
-    message_fields,
-    observation_fields,
-    observation_of,
-    requests,
-    take_pipes,
-)
+from paceline.code.dialogue import message_fields, observation_fields, observation_of
 from paceline.digest import task_id
 from paceline.enums import Purpose
 from paceline.errors import InvalidError
+from paceline.isolation.child import Function, ServedCall, raised, serve
 from paceline.plugins import EnvironmentPlugin, Observation, StepResult, TransformContext, Variant
 from paceline.plugins.loading import attribute
 from paceline.types import Task
@@ -42,17 +34,16 @@ TASKS_PER_FRAME, CHARS_PER_FRAME = 200, 128 << 10
 
 
 def main(target: str, threads: int) -> None:
-    """Serve requests on standard input for the environment `module:attribute`."""
+    """Serve calls on standard input for the environment `module:attribute`."""
     threading.stack_size(1 << 20)
     _few_arenas()
     # Packages that ask for it when they are imported would fail where nothing can be written.
     tempfile.tempdir = os.environ.get("TMPDIR", "/tmp")
-    source, sink = take_pipes()
-    worlds = _Worlds(target, sink, threads)
-    with ThreadPoolExecutor(threads) as pool:
-        for request in requests(source):
-            pool.submit(worlds.answer, request)
-        os._exit(0)  # without waiting for calls that may never return
+    serve(_Worlds(target, threads).functions(), threads=threads, words=_words)
+
+
+def _words(error: BaseException) -> str:
+    return error.message if isinstance(error, InvalidError) else raised(error)
 
 
 def _few_arenas() -> None:
@@ -62,12 +53,10 @@ def _few_arenas() -> None:
 
 
 class _Worlds:
-    """The worlds of this process; answers requests from several threads."""
+    """The worlds of this process; answers calls from several threads."""
 
-    def __init__(self, target: str, sink: BinaryIO, threads: int) -> None:
+    def __init__(self, target: str, threads: int) -> None:
         self._target = target
-        self._sink = sink
-        self._writing = threading.Lock()
         self._loading = threading.Lock()
         self._plugin: EnvironmentPlugin | None = None
         self._make_world: Callable[..., Any] | None = None
@@ -77,64 +66,51 @@ class _Worlds:
         self._loop.set_default_executor(ThreadPoolExecutor(threads))
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
-    def answer(self, request: dict[str, Any]) -> None:
-        """Answer one request; whatever the code raises is an answer too."""
-        try:
-            for reply in self._replies(request):
-                self._send({"id": request["id"], **reply})
-        except InvalidError as error:
-            self._send({"id": request["id"], "error": error.message, "invalid": True})
-        except BaseException as error:  # the supervisor boundary of one call: it has an answer
-            self._send({"id": request["id"], "error": told(error)})
+    def functions(self) -> Mapping[str, Function]:
+        """The calls that are served, by name."""
+        return {
+            "tasks": self._tasks,
+            "check_world": self._check_world,
+            "load": self._load,
+            "reset": self._reset,
+            "step": self._step,
+            "load_function": self._load_function,
+            "transform": self._transformed,
+            "close": self._close,
+        }
 
-    def _send(self, reply: Mapping[str, Any]) -> None:
-        data = frame(reply)
-        if len(data) > MAX_FRAME_BYTES:
-            data = frame({"id": reply["id"], "error": f"returned {len(data)} bytes, too much"})
-        with self._writing:
-            self._sink.write(data)
-            self._sink.flush()
+    def _load(self, call: ServedCall) -> None:
+        self._world_maker()
 
-    def _replies(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        op = request["op"]
-        if op == "tasks":
-            yield from self._tasks(request)
-        elif op == "check_world":
-            yield self._checked(request["options"])
-        elif op == "load":
-            self._world_maker()
-            yield {}
-        elif op == "reset":
-            yield self._reset(request)
-        elif op == "step":
-            yield _result(self._call(self._worlds[request["world"]].step, request["action"]))
-        elif op == "load_function":
-            self._function()
-            yield {}
-        elif op == "transform":
-            yield self._transformed(request)
-        elif op == "close":
-            world = self._worlds.pop(request["world"], None)
-            if world is not None and hasattr(world, "close"):
-                self._call(world.close)
-            yield {}
+    def _load_function(self, call: ServedCall) -> None:
+        self._function()
 
-    def _tasks(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _step(self, call: ServedCall) -> dict[str, Any]:
+        world = self._worlds[call.fields["world"]]
+        return _result(self._call(world.step, call.fields["action"]))
+
+    def _close(self, call: ServedCall) -> None:
+        world = self._worlds.pop(call.fields["world"], None)
+        if world is not None and hasattr(world, "close"):
+            self._call(world.close)
+
+    def _tasks(self, call: ServedCall) -> dict[str, Any]:
+        request = call.fields
         made = self._loaded().load_tasks()(seed=request["seed"], **request["options"])
         size, found, num_chars = len(made), list[dict[str, Any]](), 0
         for position in range(min(size, request["most"])):
             task = _task(made[position], self._target)
             num_chars += len(task["payload"])
             if found and num_chars > CHARS_PER_FRAME:
-                yield {"tasks": found}
+                call.tell({"tasks": found})
                 found, num_chars = [], len(task["payload"])
             found.append(task)
             if len(found) == TASKS_PER_FRAME:
-                yield {"tasks": found}
+                call.tell({"tasks": found})
                 found, num_chars = [], 0
-        yield {"tasks": found, "size": size}
+        return {"tasks": found, "size": size}
 
-    def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _check_world(self, call: ServedCall) -> dict[str, Any]:
         """Whether worlds can be made; `lacks` names a package that may be where they are made."""
         plugin = self._loaded()
         module = plugin.world.partition(":")[0]
@@ -149,10 +125,11 @@ class _Worlds:
         lacking = [name for name in ("reset", "step") if not hasattr(make, name)]
         if inspect.isclass(make) and lacking:
             raise TypeError(f"{plugin.world} has no method {lacking[0]}")
-        _check_options(plugin.world, make, options)
+        _check_options(plugin.world, make, call.fields["options"])
         return {}
 
-    def _reset(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _reset(self, call: ServedCall) -> dict[str, Any]:
+        request = call.fields
         world = self._world_maker()(**request["options"])
         observation = self._call(world.reset, Task(**request["task"]), request["seed"])
         self._worlds[request["world"]] = world
@@ -161,7 +138,8 @@ class _Worlds:
             "replayable": bool(getattr(world, "replayable", False)),
         }
 
-    def _transformed(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _transformed(self, call: ServedCall) -> dict[str, Any]:
+        request = call.fields
         observation, context = observation_of(request["observation"]), request["context"]
         told = TransformContext(
             task=Task(**context["task"]),

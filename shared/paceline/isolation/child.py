@@ -16,8 +16,8 @@ TYPE_CHECKING = False  # see `frames`
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-ID, OP, MORE, ERROR, KINDS = "id", "op", "more", "error", "kinds"
-"""Fields of a frame that are the kit's own."""
+ID, OP, MORE, ERROR, KINDS = "$id", "op", "$more", "$error", "$kinds"
+"""Fields of a frame that are the kit's own; `op` names a function."""
 MAX_ERROR_CHARS = 1000
 _NO_PARTS: Mapping[str, Any] = {}
 

@@ -1,6 +1,6 @@
 """Frames between a service and its child processes: JSON, and the raw bytes of its parts.
 
-A frame is the length of its JSON (4 bytes, big endian) and the JSON, an object. Its field `parts`
+A frame is the length of its JSON (4 bytes, big endian) and the JSON, an object. Its field `$parts`
 lists what follows, in that order: `[name, kind, size]`, where `size` counts elements of the kind,
 little endian; `raw` is bytes.
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 HEAD = struct.Struct(">I")  # bytes of JSON that follow
 MAX_JSON_BYTES = 1 << 20  # parsing more would hold up a service's loop
 MAX_PARTS = 64
-PARTS = "parts"
+PARTS = "$parts"
 RAW = "raw"
 SIZES = {RAW: 1, "f8": 8, "i8": 8, "b1": 1}
 """Bytes of an element, by kind."""
 _TYPES = {"f8": "<f8", "i8": "<i8", "b1": "|b1"}
 _KINDS = {"float64": "f8", "int64": "i8", "bool": "b1"}
+_ENCODE = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make one each time
 _NO_PARTS: Mapping[str, Any] = {}
 
 
@@ -66,7 +67,7 @@ def frame(fields: Mapping[str, Any], parts: Mapping[str, Any] = _NO_PARTS) -> by
 
 def _with_head(fields: Mapping[str, Any]) -> bytes:
     # Half a surrogate pair, of a file's name for example, becomes `?`: UTF-8 has none.
-    body = json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
+    body = _ENCODE(fields).encode("utf-8", "replace")
     return HEAD.pack(len(body)) + body
 
 

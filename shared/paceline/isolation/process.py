@@ -6,15 +6,13 @@ import asyncio
 import os
 import signal
 import sys
-from asyncio.subprocess import PIPE, SubprocessStreamProtocol
-from asyncio.subprocess import Process as Subprocess
-from collections.abc import Mapping, Sequence
+from asyncio.subprocess import PIPE
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, cast
 
 KILL_TIMEOUT_S = 5.0
-_UNREAD_BYTES = 1 << 20
 _KEPT_WORDS = 4096  # bytes of standard error, the last ones
 _PROGRAM = """
 import sys
@@ -27,9 +25,16 @@ main(*{arguments!r})
 class ChildProcess(Protocol):
     """A process and its pipes: sealed (`sandbox.SealedProcess`), or a `PlainProcess`."""
 
-    @property
-    def stdout(self) -> asyncio.StreamReader:
-        """What it answers."""
+    def receive(self, on_data: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        """Hand over what it answers as it arrives; `on_end` is called once."""
+        ...
+
+    def pause(self) -> None:
+        """Leave what it answers in its pipe."""
+        ...
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -70,21 +75,59 @@ def program(paths: str, module: str, arguments: Sequence[str | int]) -> str:
     return _PROGRAM.format(paths=paths, module=module, arguments=tuple(arguments))
 
 
+class _Pipes(asyncio.SubprocessProtocol):
+    """What arrives from a process; answers that arrive before `receive` are kept for it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.exited: asyncio.Future[None] = loop.create_future()
+        self.silent: asyncio.Future[None] = loop.create_future()
+        self.words = b""
+        self.on_data: Callable[[bytes], None] = self._keep
+        self.on_end: Callable[[], None] = self._keep_end
+        self._early, self._over = b"", False
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == 1:
+            self.on_data(data)
+        else:
+            self.words = (self.words + data)[-_KEPT_WORDS:]
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 1:
+            self.on_end()
+        elif fd == 2 and not self.silent.done():
+            self.silent.set_result(None)
+
+    def process_exited(self) -> None:
+        if not self.exited.done():
+            self.exited.set_result(None)
+
+    def hand_to(self, on_data: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        self.on_data, self.on_end = on_data, on_end
+        if self._early:
+            on_data(self._early)
+        if self._over:
+            on_end()
+
+    def _keep(self, data: bytes) -> None:
+        self._early += data
+
+    def _keep_end(self) -> None:
+        self._over = True
+
+
 class PlainProcess:
     """A process that may do what this one may, in a session of its own."""
 
-    def __init__(self, process: Subprocess, transport: asyncio.SubprocessTransport) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self.stdout = process.stdout
-        self._process = process
-        self._stdin = process.stdin
+    def __init__(self, transport: asyncio.SubprocessTransport, pipes: _Pipes) -> None:
         self._transport = transport
+        self._pipes = pipes
+        self._stdin = cast("asyncio.WriteTransport", transport.get_pipe_transport(0))
+        self._stdout = cast("asyncio.ReadTransport", transport.get_pipe_transport(1))
+        self._ends = [pipes.exited]
+        if transport.get_pipe_transport(2) is not None:
+            self._ends.append(pipes.silent)
         self._killed = False
-        self._words = b""
-        self._listening: asyncio.Task[None] | None = None
-        if process.stderr is not None:
-            self._listening = asyncio.create_task(self._listen(process.stderr), name="words")
 
     @classmethod
     async def start(
@@ -103,9 +146,8 @@ class PlainProcess:
             OSError: it cannot be started.
         """
         loop = asyncio.get_running_loop()
-        # As `asyncio.create_subprocess_exec` does, which keeps the transport to itself.
-        transport, protocol = await loop.subprocess_exec(
-            lambda: SubprocessStreamProtocol(_UNREAD_BYTES, loop),
+        transport, pipes = await loop.subprocess_exec(
+            lambda: _Pipes(loop),
             *command,
             stdin=PIPE,
             stdout=PIPE,
@@ -114,12 +156,28 @@ class PlainProcess:
             cwd=cwd,
             start_new_session=True,  # signals of a terminal are for the service
         )
-        return cls(Subprocess(transport, protocol, loop), transport)
+        return cls(transport, pipes)
 
     @property
     def pid(self) -> int:
         """Its number."""
-        return self._process.pid
+        pid = self._transport.get_pid()
+        assert pid is not None
+        return pid
+
+    def receive(self, on_data: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        """See `ChildProcess`."""
+        self._pipes.hand_to(on_data, on_end)
+
+    def pause(self) -> None:
+        """See `ChildProcess`."""
+        if not self._stdout.is_closing():
+            self._stdout.pause_reading()
+
+    def resume(self) -> None:
+        """See `ChildProcess`."""
+        if not self._stdout.is_closing():
+            self._stdout.resume_reading()
 
     def write(self, data: bytes) -> None:
         """See `ChildProcess`."""
@@ -128,30 +186,17 @@ class PlainProcess:
 
     async def exit_text(self) -> str:
         """See `ChildProcess`."""
-        code = await self._process.wait()
-        if self._listening is not None:
-            await asyncio.wait({self._listening})
-        lines = self._words.decode(errors="replace").strip().splitlines()
-        return f"exit code {code}" + (f", {lines[-1]}" if lines else "")
+        await asyncio.wait(self._ends)
+        lines = self._pipes.words.decode(errors="replace").strip().splitlines()
+        return f"exit code {self._transport.get_returncode()}" + (f", {lines[-1]}" if lines else "")
 
     async def kill(self) -> None:
         """See `ChildProcess`."""
         if not self._killed:  # later, its number may be another's
             self._killed = True
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        # A process that left the session may hold a pipe open, which asyncio would wait for.
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(KILL_TIMEOUT_S):
-                    await self._process.wait()
-                    if self._listening is not None:
-                        await asyncio.wait({self._listening})
+                os.killpg(self.pid, signal.SIGKILL)
+        try:  # a process that has left the session may hold the pipes open
+            await asyncio.wait(self._ends, timeout=KILL_TIMEOUT_S)
         finally:
             self._transport.close()
-            if self._listening is not None:
-                self._listening.cancel()
-
-    async def _listen(self, stderr: asyncio.StreamReader) -> None:
-        while data := await stderr.read(1 << 16):
-            self._words = (self._words + data)[-_KEPT_WORDS:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 from pydantic_core import from_json
@@ -27,37 +27,60 @@ def parsed(body: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-async def read_fields(reader: asyncio.StreamReader, *, most_bytes: int) -> dict[str, Any]:
-    """The JSON of the next frame; `read_parts` reads what follows it.
+class FrameReader:
+    """Takes frames out of what arrives; a frame that is too large is refused by its head."""
 
-    Raises:
-        FrameError: it is no JSON object, is too large, or the stream has ended.
-    """
-    try:
-        (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
-        if size > most_bytes:
-            raise FrameError(f"answered with {size} bytes; at most {most_bytes} are allowed")
-        body = await reader.readexactly(size)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        raise FrameError(_ENDED) from None
-    return parsed(body)
+    def __init__(self, bound: Callable[[dict[str, Any]], int], *, most_bytes: int) -> None:
+        """`most_bytes`: of its JSON; `bound` says how many its parts may have, by its fields.
 
+        `bound` may raise `FrameError`.
+        """
+        self._bound = bound
+        self._most_bytes = most_bytes
+        self._unread = bytearray()
+        self._fields: dict[str, Any] | None = None  # of a frame whose parts have not arrived
+        self._listed: list[tuple[str, str, int]] = []
 
-async def read_parts(
-    reader: asyncio.StreamReader, fields: dict[str, Any], *, most_bytes: int
-) -> dict[str, Any]:
-    """Parts that the fields of a frame list, of at most so many bytes together.
+    def feed(self, data: bytes) -> None:
+        """Take what has arrived."""
+        self._unread += data
 
-    Raises:
-        FrameError: the list is none, they are too large, or the stream has ended.
-    """
-    parts: dict[str, Any] = {}
-    try:
-        for name, kind, num_bytes in listed_parts(fields, most_bytes):
-            parts[name] = part(await reader.readexactly(num_bytes), kind)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        raise FrameError(_ENDED) from None
-    return parts
+    def next(self) -> Frame | None:
+        """The next frame, if all of it is here.
+
+        Raises:
+            FrameError: it is no JSON object, or is too large.
+        """
+        fields = self._fields or self._take_fields()
+        if fields is None or not self._listed:
+            return None if fields is None else Frame(fields)
+        if len(self._unread) < sum(num_bytes for _, _, num_bytes in self._listed):
+            self._fields = fields
+            return None
+        parts: dict[str, Any] = {}
+        for name, kind, num_bytes in self._listed:
+            parts[name] = part(self._take(num_bytes), kind)
+        self._fields, self._listed = None, []
+        return Frame(fields, parts)
+
+    def _take_fields(self) -> dict[str, Any] | None:
+        if len(self._unread) < HEAD.size:
+            return None
+        (size,) = HEAD.unpack_from(self._unread)
+        if size > self._most_bytes:
+            raise FrameError(f"answered with {size} bytes; at most {self._most_bytes} are allowed")
+        if len(self._unread) < HEAD.size + size:
+            return None
+        fields = parsed(self._take(HEAD.size + size)[HEAD.size :])
+        bound = self._bound(fields)
+        if PARTS in fields:
+            self._listed = listed_parts(fields, bound)
+        return fields
+
+    def _take(self, num_bytes: int) -> bytes:
+        taken = bytes(self._unread[:num_bytes])
+        del self._unread[:num_bytes]
+        return taken
 
 
 def listed_parts(fields: dict[str, Any], most_bytes: int) -> list[tuple[str, str, int]]:

@@ -28,6 +28,12 @@ class ReadPipe(asyncio.ReadTransport):
         self._reading = False
         self.resume_reading()
 
+    def hand_to(self, on_data: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        """Hand what arrives from now on to others; `on_end` is called at once if it is closed."""
+        self._on_data, self._on_end = on_data, on_end
+        if self._fd < 0:
+            on_end()
+
     def is_closing(self) -> bool:
         """Whether nothing is read any more."""
         return self._fd < 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -61,6 +62,18 @@ class SealedProcess:
         finally:
             os.close(program)
         return process
+
+    def receive(self, on_data: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        """Hand over what it answers from now on, in place of `stdout`; `on_end` is called once."""
+        self._answers.hand_to(on_data, on_end)
+
+    def pause(self) -> None:
+        """Leave what it answers in its pipe."""
+        self._answers.pause_reading()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._answers.resume_reading()
 
     def write(self, data: bytes) -> None:
         """Send a request; nothing happens if it has ended."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import suppress
 from typing import Any
@@ -13,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import wire
-from paceline.code.frames import HEAD, FrameError, frame, read_frame
 from paceline.code.ledger_messages import advantages_of
 from paceline.enums import ScoreStatus
+from paceline.isolation.frames import HEAD, FrameError, frame
+from paceline.isolation.reading import parsed
 from paceline.plugins import Advantages, EpisodeBatch
 from paceline.types import Score
 from paceline.v1 import types_pb2
@@ -55,13 +55,6 @@ def served(values: dict[str, Any]) -> None:
     """As `/metrics` and the events do, of a row that was stored."""
     row = json.loads(row_text(step=1, kind="train", values=values).encode())
     json.dumps(wire.from_struct(wire.to_struct(row["values"])), ensure_ascii=False).encode()
-
-
-async def answered(body: bytes) -> dict[str, Any]:
-    reader = asyncio.StreamReader()
-    reader.feed_data(HEAD.pack(len(body)) + body)
-    reader.feed_eof()
-    return await read_frame(reader)
 
 
 @pytest.mark.parametrize("name", WRONG_NAMES)
@@ -109,7 +102,7 @@ def test_a_task_can_be_shown(at: int, value: str) -> None:
 def test_any_answer_of_a_process_can_be_stored_and_served(value: object) -> None:
     body = json.dumps({"notes": value, "memory": {}}).encode()  # with escapes, as hostile code may
     with suppress(FrameError):
-        found = asyncio.run(answered(body))
+        found = parsed(body)
         json.dumps(found, ensure_ascii=False).encode()
         with suppress(TypeError, ValueError, AttributeError, OverflowError):
             given_back = advantages_of(found, {"values": np.zeros(2)})
@@ -133,5 +126,5 @@ def test_any_row_can_be_served(values: dict[str, Any]) -> None:
 
 
 def test_a_frame_of_honest_code_replaces_what_utf_8_lacks() -> None:
-    found = asyncio.run(answered(frame({"text": "a\ud800b"})[HEAD.size :]))
+    found = parsed(frame({"text": "a\ud800b"})[HEAD.size :])
     assert found == {"text": "a?b"}

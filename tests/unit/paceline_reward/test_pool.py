@@ -42,7 +42,7 @@ def split(scores: list[Score]) -> tuple[list[float], list[str]]:
         ("bad score", "returned a Score with wrong fields"),
         ("inf part", "have to be finite numbers"),
         ("huge", "returned int: int too large to convert to float"),
-        ("brackets", "unreadable answer: maximum recursion depth exceeded"),
+        ("brackets", "unreadable answer: recursion limit exceeded"),
     ],
 )
 async def test_a_bad_item_harms_no_other(

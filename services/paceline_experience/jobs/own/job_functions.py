@@ -10,9 +10,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, cast
 
-from paceline.code.arrays import ArrayMessage, Arrays
-from paceline.code.function_process import FunctionEndedError, FunctionError, FunctionProcess
 from paceline.code.ledger_messages import (
+    Arrays,
     advantages_of,
     batch_arrays,
     context_fields,
@@ -23,7 +22,10 @@ from paceline.config.named import NamedPlugin
 from paceline.config.needs import refusal
 from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.fair_queue import QueueOwner
+from paceline.isolation.calls import CallError, Calls, EndedError
 from paceline.isolation.cap import ProcessCap, Release
+from paceline.isolation.child import MAX_ERROR_CHARS
+from paceline.isolation.frames import Frame
 from paceline.plugins import Advantages, Context, EpisodeBatch, FinishedGroup, Keep, Repair
 from paceline.telemetry.logs import Log
 from paceline_experience.jobs.dry_run import UntriedError
@@ -33,7 +35,7 @@ _ATTEMPTS = 2  # a process may have died through no fault of the call
 _MAX_PROBLEM_CHARS = 2000
 _NOTABLE_S = 1.0  # without an answer
 _OVER = "the job is over"
-Start = Callable[[], Awaitable[FunctionProcess]]
+Start = Callable[[], Awaitable[Calls]]
 log = Log("own-code")
 
 
@@ -57,7 +59,7 @@ class JobFunctions:
         self._timeout_s = timeout_s
         self._clock = clock
         self._calling = asyncio.Lock()
-        self._process: FunctionProcess | None = None
+        self._process: Calls | None = None
         self._release: Release | None = None
         self._closed = False
         self._needs: dict[str, frozenset[str]] = {}
@@ -134,8 +136,8 @@ class JobFunctions:
 
     async def _described(self, plugin: NamedPlugin, **asked: bool) -> Mapping[str, Any]:
         where = {"named": plugin.field, "field": plugin.options_field}
-        fields = {"op": "describe", **where, "kind": plugin.kind}
-        return (await self._call(plugin, {**fields, **asked})).fields
+        fields = {**where, "kind": plugin.kind}
+        return (await self._call(plugin, "describe", {**fields, **asked})).fields
 
     def needs(self, plugin: NamedPlugin) -> frozenset[str]:
         """See `OwnParts`."""
@@ -145,13 +147,11 @@ class JobFunctions:
         self, plugin: NamedPlugin, op: str, fields: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """See `OwnParts`."""
-        answer = dict((await self._call(plugin, {"op": op, **fields})).fields)
-        answer.pop("arrays", None)
-        return answer
+        return (await self._call(plugin, op, fields)).fields
 
     async def decided(self, plugin: NamedPlugin, group: FinishedGroup) -> FilterDecision:
         """See `OwnParts`."""
-        answer = await self._call(plugin, {"op": "filter", "group": group_fields(group)})
+        answer = await self._call(plugin, "filter", {"group": group_fields(group)})
         size = len(group.rewards)
         kept, again = answer.fields.get("kept"), answer.fields.get("repair")
         try:
@@ -170,10 +170,10 @@ class JobFunctions:
         """See `OwnParts`."""
         given = {"answers": list(batch.answers), "context": context_fields(context, memory)}
         most_bytes = 8 * (2 * len(batch.rewards) + int(batch.lengths.sum()))
-        asked = {"op": "advantage", **given}
-        answer = await self._call(plugin, asked, batch_arrays(batch), most_bytes=most_bytes)
+        arrays = batch_arrays(batch)
+        answer = await self._call(plugin, "advantage", given, arrays, most_bytes=most_bytes)
         try:
-            return advantages_of(answer.fields, answer.arrays)
+            return advantages_of(answer.fields, answer.parts)
         except TypeError as error:
             raise failed(plugin, str(error)) from None
 
@@ -194,22 +194,23 @@ class JobFunctions:
     async def _call(
         self,
         plugin: NamedPlugin,
+        op: str,
         fields: Mapping[str, Any],
         arrays: Arrays | None = None,
         *,
         most_bytes: int = 0,
-    ) -> ArrayMessage:
+    ) -> Frame:
         asked = {**fields, "target": plugin.name, "options": dict(plugin.options)}
         async with self._called(plugin):
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
-                    return await self._attempt(asked, arrays or {}, most_bytes)
-                except FunctionError as error:
-                    raise failed(plugin, error.message) from None
+                    return await self._attempt(op, asked, arrays or {}, most_bytes)
+                except CallError as error:
+                    raise failed(plugin, error.message[:MAX_ERROR_CHARS]) from None
                 except TimeoutError:
                     late = f"did not answer within {self._timeout_s:g} s"
                     raise _untried(plugin, late) from None
-                except FunctionEndedError as error:
+                except EndedError as error:
                     log.warning(
                         "a process of a job's code is replaced", error=error, attempt=attempt
                     )
@@ -228,15 +229,15 @@ class JobFunctions:
                 self._asked = None
 
     async def _attempt(
-        self, fields: Mapping[str, Any], arrays: Arrays, most_bytes: int
-    ) -> ArrayMessage:
+        self, op: str, fields: Mapping[str, Any], arrays: Arrays, most_bytes: int
+    ) -> Frame:
         process = self._process or await self._started()
         intact = False
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await process.call(fields, arrays, most_bytes=most_bytes)
+                answer = await process.call(op, fields, arrays, most_bytes=most_bytes)
             intact = True
-        except FunctionError:
+        except CallError:
             intact = True
             raise
         finally:
@@ -245,7 +246,7 @@ class JobFunctions:
                 await self.end()
         return answer
 
-    async def _started(self) -> FunctionProcess:
+    async def _started(self) -> Calls:
         if self._closed:
             raise UnavailableError(_OVER)
         release = await self._cap.take(self._owner)

@@ -1,27 +1,26 @@
 """Runs the tokenizer and the chat template of a job in a process of that job.
 
-It is given the files of the model, then calls; see `token_frames`. One is in progress at a time: a
+It is given the files of the model, then requests; see `frames`. One is in progress at a time: a
 call that does not return is known by its place among those that were not answered.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import time
-from typing import Any, BinaryIO
+from typing import Any
 
-from paceline.code.frames import HEAD, requests, take_pipes
 from paceline.code.tokenizers.frames import (
     MAX_ERROR_CHARS,
     Answer,
     AnswerFrame,
     ShowCall,
-    framed,
     from_json,
 )
 from paceline.errors import InvalidError
+from paceline.isolation.child import ServedCall, serve
+from paceline.isolation.frames import Frame
 from paceline.sandbox.seal import die_with_parent
 from paceline.tokens.chat import TOKENIZER, At, Tokenizer
 from paceline.tokens.dialogue import render_step
@@ -31,52 +30,48 @@ _FULL_S = 0.02  # answers wait for others so long
 
 
 def main(memory_bytes: int) -> None:
-    """Serve requests on standard input; `memory_bytes` of address space, 0 if it is bounded."""
+    """Serve calls on standard input; `memory_bytes` of address space, 0 if it is bounded."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Without a sandbox nothing else ends it if the service dies while it computes.
     die_with_parent()
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    source, sink = take_pipes()
-    child = _TokenChild(sink)
-    child.load(source)
-    for request in requests(source):
-        child.answer(request)
+    child = _TokenChild()
+    serve({"load": child.load, "answer": child.answer})
     os._exit(0)
 
 
 class _TokenChild:
-    """The tokenizer, and where its answers go."""
+    """The tokenizer, and the call that it works for."""
 
-    def __init__(self, sink: BinaryIO) -> None:
-        self._sink = sink
+    def __init__(self) -> None:
+        self._call: ServedCall | None = None
         self._part = ""  # that works
         self._tokenizer: Tokenizer | None = None
 
-    def load(self, source: BinaryIO) -> None:
-        """Read the files, and say which tokens end a turn or what is wrong with the files."""
-        sizes: dict[str, int] = json.loads(source.read(HEAD.unpack(source.read(HEAD.size))[0]))
-        files = {name: source.read(size) for name, size in sizes.items()}
+    def load(self, call: ServedCall) -> dict[str, Any]:
+        """Read the files, its parts; returns which tokens end a turn."""
+        self._call = call
         try:
-            self._tokenizer = Tokenizer.from_files(files, at=self._tell)
-            head: dict[str, Any] = {"eos": list(self._tokenizer.eos)}
-        except InvalidError as error:
-            head = {"error": error.message[:MAX_ERROR_CHARS]}
+            self._tokenizer = Tokenizer.from_files(call.parts, at=self._tell)
+            return {"eos": list(self._tokenizer.eos)}
+        except InvalidError:
+            raise
         except BaseException as error:  # the supervisor boundary of the files' code
-            head = {"error": f"model.path: {self._part}: {_named(error)}"}
-        self._write(framed(head))
+            raise InvalidError(f"model.path: {self._part}: {_named(error)}") from None
 
-    def answer(self, request: dict[str, Any]) -> None:
+    def answer(self, call: ServedCall) -> Frame:
         """Answer all calls of a request."""
-        at = self._tell if request["tell"] else self._note
+        self._call = call
+        at = self._tell if call.fields["tell"] else self._note
         frame, since = AnswerFrame(), time.monotonic()
-        for call in request["calls"]:
-            frame.add(self._answer(call, at))
-            if frame.size > _FULL_BYTES or time.monotonic() - since > _FULL_S:
-                self._write(frame.take())
+        for raw in call.fields["calls"]:
+            if frame.size > _FULL_BYTES or (frame and time.monotonic() - since > _FULL_S):
+                full = frame.take()
+                call.tell(full.fields, full.parts)
                 since = time.monotonic()
-        if frame:
-            self._write(frame.take())
+            frame.add(self._answer(raw, at))
+        return frame.take()
 
     def _answer(self, raw: dict[str, Any], at: At) -> Answer:
         assert self._tokenizer is not None
@@ -96,11 +91,8 @@ class _TokenChild:
 
     def _tell(self, part: str) -> None:
         self._part = part
-        self._write(framed({"at": part}))
-
-    def _write(self, data: bytes) -> None:
-        self._sink.write(data)
-        self._sink.flush()
+        assert self._call is not None
+        self._call.tell({"at": part})
 
 
 def _named(error: BaseException) -> str:

@@ -1,24 +1,23 @@
 """What a service and a process with a job's tokenizer say to each other.
 
-A request is a frame of JSON with calls. They are answered in their order, by frames of some answers
-each: JSON with what they are and their sizes, then their tokens (int32) and texts (UTF-8), which
-cost little to read even if there are many. A request may ask for `told` frames too, which say which
-part of the tokenizer works next.
+A request has calls. They are answered in their order, by frames of some answers each: what they are
+and their sizes as JSON, their tokens (int32) and texts (UTF-8) as one part, which cost little to
+read even if there are many. A request may ask for `told` frames too, which say which part of the
+tokenizer works next.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
-from paceline.code.frames import HEAD, MAX_FRAME_BYTES, FrameError, message_fields, parsed
+from paceline.code.dialogue import message_fields
 from paceline.enums import TokenSource
 from paceline.errors import InvalidError, LimitError
+from paceline.isolation.frames import Frame, FrameError
 from paceline.plugins import Message
 from paceline.tokens.chat import TEMPLATE, TOKENIZER, RejectedMessagesError, Rendered
 from paceline.tokens.steps import DialogueStep, RenderedPrefix
@@ -27,6 +26,7 @@ from paceline.types import TokenSpan
 MAX_ANSWER_BYTES = 32 << 20
 MAX_ERROR_CHARS = 1000
 MAX_EOS = 1000
+_BODIES = "bodies"
 _SOURCES = (TokenSource.ENVIRONMENT, TokenSource.TOOL, TokenSource.TEMPLATE)
 # Of an error; any other is an `InvalidError`.
 _KINDS: Mapping[str, type[InvalidError]] = {
@@ -134,18 +134,11 @@ class AnswerFrame:
         self._bodies.append(body)
         self.size += len(body) + 100 + 20 * len(item.get("spans", ()))
 
-    def take(self) -> bytes:
+    def take(self) -> Frame:
         """The frame with all answers since the last one."""
-        data = framed({"answers": self._items}, self._bodies)
+        taken = Frame({"answers": self._items}, {_BODIES: b"".join(self._bodies)})
         self._items, self._bodies, self.size = [], [], 0
-        return data
-
-
-def framed(head: Mapping[str, Any], bodies: Iterable[bytes] = ()) -> bytes:
-    """A frame of JSON and bytes after it."""
-    text = json.dumps(head).encode()
-    body = b"".join((HEAD.pack(len(text)), text, *bodies))
-    return HEAD.pack(len(body)) + body
+        return taken
 
 
 def _item(answer: Answer) -> tuple[Mapping[str, Any], bytes]:
@@ -161,28 +154,6 @@ def _item(answer: Answer) -> tuple[Mapping[str, Any], bytes]:
     return {"tokens": len(body), "spans": spans, "prefix": [prefix.length, prefix.crc]}, body
 
 
-async def read_head(reader: asyncio.StreamReader) -> tuple[dict[str, Any], memoryview]:
-    """The next frame: its JSON, and the bytes after it.
-
-    Raises:
-        FrameError: it is none, is too large, or the stream has ended.
-    """
-    try:
-        (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
-        if size > MAX_ANSWER_BYTES:
-            raise FrameError(f"answered with {size} bytes; at most {MAX_ANSWER_BYTES} are allowed")
-        data = memoryview(await reader.readexactly(size))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        raise FrameError("its process has ended") from None
-    length = HEAD.unpack(data[: HEAD.size])[0] if size >= HEAD.size else size + 1
-    if not length <= min(size - HEAD.size, MAX_FRAME_BYTES):
-        raise FrameError("unreadable answer: its head is longer than it is, or than is allowed")
-    head = parsed(bytes(data[HEAD.size : HEAD.size + length]))
-    if not isinstance(head, dict):
-        raise FrameError("unreadable answer: not an object")
-    return cast("dict[str, Any]", head), data[HEAD.size + length :]
-
-
 def told(head: Mapping[str, Any]) -> str:
     """The part of the tokenizer that works next; raises `FrameError` for another word."""
     part = head.get("at")
@@ -191,22 +162,26 @@ def told(head: Mapping[str, Any]) -> str:
     return part
 
 
-async def read_answers(reader: asyncio.StreamReader) -> list[Answer] | Told:
-    """The next answers, or which part works next; raises as `read_head`."""
-    head, rest = await read_head(reader)
-    if "at" in head:
-        return Told(told(head))
-    found: list[Answer] = []
+def answers_of(frame: Frame) -> list[Answer] | Told:
+    """The answers in a frame, or which part works next.
+
+    Raises:
+        FrameError: it has neither.
+    """
+    if "at" in frame.fields:
+        return Told(told(frame.fields))
+    answers: list[Answer] = []
     try:
-        for item in head["answers"]:
+        rest = memoryview(frame.parts.get(_BODIES, b"")).cast("B")
+        for item in frame.fields["answers"]:
             size = item.get("text", item.get("tokens", 0))
             if type(size) is not int or not 0 <= size <= len(rest):
                 raise FrameError("unreadable answer: it is shorter than it says")
-            found.append(_answer(item, rest[:size]))
+            answers.append(_answer(item, rest[:size]))
             rest = rest[size:]
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
         raise FrameError(f"unreadable answer: {type(error).__name__}: {error}") from None
-    return found
+    return answers
 
 
 def _answer(item: Mapping[str, Any], body: memoryview) -> Answer:
@@ -241,11 +216,8 @@ def read_eos(head: Mapping[str, Any]) -> tuple[int, ...]:
     """The tokens that end a turn, as a process tells them once it has read its files.
 
     Raises:
-        InvalidError: the files cannot be read, in its words.
         FrameError: these are no tokens.
     """
-    if "error" in head:
-        raise InvalidError(str(head["error"])[:MAX_ERROR_CHARS])
     try:
         found = tuple(map(_natural, head["eos"]))
     except (KeyError, TypeError, ValueError) as error:

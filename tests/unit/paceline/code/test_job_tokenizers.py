@@ -13,8 +13,7 @@ import pytest
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from paceline.code.frames import FrameError
-from paceline.code.tokenizers.frames import ShowCall, Shown, framed, read_answers
+from paceline.code.tokenizers.frames import ShowCall, Shown, answers_of
 from paceline.code.tokenizers.jobs import (
     MAX_ENDS,
     JobTokenizer,
@@ -24,6 +23,7 @@ from paceline.code.tokenizers.jobs import (
 from paceline.code.tokenizers.process import TokenProcess
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import InvalidError, LimitError, PacelineError
+from paceline.isolation.frames import Frame, FrameError
 from paceline.plugins import Message, Observation
 from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
@@ -308,12 +308,9 @@ async def test_where_nothing_can_be_sealed_processes_are_bounded_all_the_same() 
         {},
     ],
 )
-async def test_a_process_that_answers_something_else_is_not_believed(head: dict[str, Any]) -> None:
-    reader = asyncio.StreamReader()
-    reader.feed_data(framed(head, [b"\xff\xff\xff\xff"]))  # as a token, -1; as text, none
-    reader.feed_eof()
+def test_a_process_that_answers_something_else_is_not_believed(head: dict[str, Any]) -> None:
     with pytest.raises(FrameError):
-        await read_answers(reader)
+        answers_of(Frame(head, {"bodies": b"\xff\xff\xff\xff"}))  # as a token, -1; as text, none
 
 
 async def none_is_left() -> None:

@@ -253,7 +253,7 @@ def test_an_installation_whose_worker_has_ended_does_not_begin(module: str, tmp_
     for worker, begins in ((os.getpid(), True), (os.getppid(), False)):
         hold = {"parent": worker, "file_bytes": MIB, "cpu_s": 60}
         request = requests[module] | {"into": str(tmp_path), "hold": hold}
-        data = frame({"id": 0, "op": HANDLE, "request": request})
+        data = frame({"$id": 0, "op": HANDLE, "request": request})
         done = subprocess.run([sys.executable, "-I", "-m", module], input=data, capture_output=True)
         assert (done.returncode, done.stderr) == (0 if begins else 1, b"")
         assert bool(done.stdout) == begins

@@ -8,18 +8,18 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from subprocess import PIPE
 from typing import Self
 
 import psutil
 import pytest
 import uvloop
 
-from paceline.code.open_process import OpenProcess
+from paceline.isolation.process import PlainProcess, open_command
 from paceline.plugins import ProgramLimits
 from paceline.sandbox import landlock
 from paceline.sandbox.pipes import ReadPipe, WritePipe
 from paceline.sandbox.sandbox import Sandbox
-from paceline.server.process_group import start_process_group
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import warm_process
 
@@ -90,12 +90,12 @@ async def run(sandbox: Sandbox) -> None:
 
 
 async def group(_: Sandbox) -> None:
-    process = await start_process_group(["cat"], stderr=True)
+    process = await PlainProcess.start(["cat"], stderr=PIPE)
     await process.kill()
 
 
 async def beside(_: Sandbox) -> None:
-    process = await OpenProcess.start("paceline.enums")
+    process = await PlainProcess.start(open_command("paceline.enums"))
     await process.kill()
 
 

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with 
 
 DEEDS = '''
 """Filters that do what filters should not, once a job runs."""
-import os, signal, struct, sys, time
+import json, os, signal, struct, sys, time
 from typing import Annotated
 from pydantic import Field
 from paceline.plugins import Advantages, Drop, Keep, Repair, declares
@@ -64,7 +64,8 @@ def deed(group, *, what: str = "", where: str = "", sure: bool = False):
                 except OSError:
                     pass
         elif what == "lie":
-            body = b'{"kept": [7], "arrays": []}'
+            number = sys._getframe(1).f_locals["call"].number
+            body = json.dumps({"$id": number, "kept": [7]}).encode()
             for fd in range(3, 64):
                 try:
                     os.write(fd, struct.pack(">I", len(body)) + body)
