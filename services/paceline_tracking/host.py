@@ -2,51 +2,50 @@
 
 from __future__ import annotations
 
-import json
 import os
+from functools import partial
 from typing import Any
 
 from paceline.program import importing
 
 with importing():
+    from paceline.isolation.child import ServedCall, serve
     from paceline.parent import end_with_parent
     from paceline.plugins import Tracker, registry
-    from paceline.server.child import take_pipes
     from paceline_tracking.messages import point_from, run_from
     from paceline_tracking.secrets import without_secrets
 
 MOST_ERROR_CHARS = 500
+VERBS = ("open", "write", "finish", "close")
 
 
 def main() -> None:
     """Serve until the parent closes the pipe."""
-    source, sink = take_pipes()
     end_with_parent()
     host = Host()
-    for line in source:
-        sink.write(json.dumps(host.serve(json.loads(line))) + "\n")
-        sink.flush()
+    serve({verb: partial(_answer, host, verb) for verb in VERBS}, words=words)
     # Skip exit handlers: they may wait for a server.
     os._exit(0)
 
 
+def words(error: BaseException) -> str:
+    """What the history shows of an error."""
+    # Redact before truncating, which may leave half of a secret.
+    return without_secrets(f"{type(error).__name__}: {error}")[:MOST_ERROR_CHARS]
+
+
+def _answer(host: Host, verb: str, call: ServedCall) -> dict[str, Any]:
+    return host.do(verb, call.fields["given"])
+
+
 class Host:
-    """Passes requests to the tracker; its exceptions become error replies."""
+    """Passes requests to the tracker."""
 
     def __init__(self) -> None:
         self._tracker: Tracker | None = None
 
-    def serve(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Serve one request: `open`, `write`, `finish` or `close`."""
-        (verb,) = request
-        try:
-            return self._do(verb, request[verb])
-        except (Exception, SystemExit) as error:  # the supervisor boundary of one request
-            # Redact before truncating, which may leave half of a secret.
-            text = without_secrets(f"{type(error).__name__}: {error}")
-            return {"error": text[:MOST_ERROR_CHARS]}
-
-    def _do(self, verb: str, given: Any) -> dict[str, Any]:
+    def do(self, verb: str, given: Any) -> dict[str, Any]:
+        """Serve one request of `VERBS`; raises what the tracker raises."""
         if verb == "open":
             self._tracker = registry.find("trackers", given["kind"])(
                 run_from(given["run"]), **given["options"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-from contextlib import suppress
 from typing import Any, Protocol
 
 from paceline.config import JobSpec
 from paceline.data import JobData
 from paceline.data.errors import raise_answer
 from paceline.errors import InvalidError
-from paceline.server.process_group import ProcessGroup, start_process_group
+from paceline.isolation.calls import CallError, Calls, EndedError
+from paceline.isolation.pool import ProcessPool
+from paceline.isolation.process import PlainProcess, command
 from paceline.telemetry.logs import Log
 
 NUM_CHILDREN = 2
@@ -22,10 +21,6 @@ log = Log("dry-run")
 
 class UntriedError(InvalidError):
     """The plug-ins of a job hung, exceeded memory or died before they could be checked."""
-
-
-class _EndedError(UntriedError):
-    """A child ended without an answer."""
 
 
 class TriesPlugins(Protocol):
@@ -41,12 +36,9 @@ class DryRun:
 
     def __init__(self, *, timeout_s: float, memory_bytes: int) -> None:
         self._timeout_s = timeout_s
-        self._command = (
-            *(sys.executable, "-P", "-m", "paceline_experience.jobs.dry_run_child"),
-            str(memory_bytes),
-        )
+        self._command = command("paceline_experience.jobs.dry_run_child", str(memory_bytes))
         self._slots = asyncio.Semaphore(NUM_CHILDREN)
-        self._idle: list[_Child] = []
+        self._children = ProcessPool(self._start)
 
     async def check(self, spec: JobSpec, data: JobData) -> None:
         """Build and call, in a child, all plug-ins that the ledger of a job will call.
@@ -58,84 +50,64 @@ class DryRun:
             UnavailableError: what its tasks read is away.
             UntriedError: it took longer than `timeout_s`, or the process ended.
         """
-        request = request_of(spec, data)
         async with self._slots:
-            idle = self._idle.pop() if self._idle else None
             try:
-                answer = await self._ask(idle or await self._start(), request)
-            except _EndedError:
-                if idle is None:
-                    raise
-                answer = await self._ask(await self._start(), request)
-        if isinstance(answer, int):
-            raise UntriedError(f"experience, tasks: the plug-ins ended their process with {answer}")
-        raise_answer(answer)
+                answer = await self._ask(spec, data)
+            except _IdleEndedError:
+                answer = await self._ask(spec, data)
+        if "exit_code" in answer:
+            code = answer["exit_code"]
+            raise UntriedError(f"experience, tasks: the plug-ins ended their process with {code}")
+        raise_answer(answer["wrong"])
 
-    async def _ask(self, child: _Child, request: str) -> list[str] | int:
+    async def _ask(self, spec: JobSpec, data: JobData) -> dict[str, Any]:
         """What is wrong, as `answer_of`, empty: nothing; or the exit code of the fork."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                answer = await child.ask(request)
-        except TimeoutError:
-            await child.kill()
-            text = f"were not built within {self._timeout_s:g} s"
-            raise UntriedError(f"experience, tasks: the plug-ins {text}") from None
-        except BaseException:
-            await child.kill()
-            raise
-        self._idle.append(child)
-        return answer
+        async with self._children.taken() as child:
+            was_idle, child.was_idle = child.was_idle, True
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return (await child.call("try", request_of(spec, data))).fields
+            except TimeoutError:
+                text = f"were not built within {self._timeout_s:g} s"
+                raise UntriedError(f"experience, tasks: the plug-ins {text}") from None
+            except (CallError, EndedError) as error:
+                text = f"experience, tasks: the process that tries plug-ins: {error.message}"
+                kind = (
+                    _IdleEndedError if was_idle and isinstance(error, EndedError) else UntriedError
+                )
+                raise kind(text) from None
 
     async def _start(self) -> _Child:
-        child = _Child(await start_process_group(self._command))
+        child = _Child(await PlainProcess.start(self._command))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                await child.read()
-        except BaseException as error:
+                await child.call("ready")
+        except TimeoutError:
             await child.kill()
-            if isinstance(error, TimeoutError):
-                raise UntriedError(
-                    f"no process to try plug-ins in within {START_TIMEOUT_S:g} s"
-                ) from None
+            raise UntriedError(
+                f"no process to try plug-ins in within {START_TIMEOUT_S:g} s"
+            ) from None
+        except EndedError as error:
+            raise UntriedError(f"no process to try plug-ins in: {error.message}") from None
+        except BaseException:
+            await child.kill()
             raise
         return child
 
     async def close(self) -> None:
         """End the children."""
-        idle, self._idle = self._idle, []
-        await asyncio.gather(*(child.kill() for child in idle))
+        await self._children.close()
 
 
-def request_of(spec: JobSpec, data: JobData) -> str:
-    """What a child is asked, a line of JSON."""
-    return json.dumps({"job": spec.model_dump(mode="json"), "data": data.as_json()})
+class _IdleEndedError(UntriedError):
+    """A child ended that had waited for work, which is no fault of the job."""
 
 
-class _Child:
-    def __init__(self, family: ProcessGroup) -> None:
-        self._family = family
+class _Child(Calls):
+    was_idle = False
+    """Whether it has been asked before."""
 
-    async def ask(self, request: str) -> list[str]:
-        """What is wrong with a job and its data, a line of JSON; empty: nothing."""
-        stdin = self._family.process.stdin
-        assert stdin is not None
-        with suppress(ConnectionError):  # a dead child is noticed when reading
-            stdin.write(request.encode() + b"\n")
-            await stdin.drain()
-        return await self.read()
 
-    async def read(self) -> Any:
-        """Its next answer."""
-        process = self._family.process
-        assert process.stdout is not None
-        line = await process.stdout.readline()
-        if not line:
-            code = await process.wait()
-            raise _EndedError(
-                f"experience, tasks: the process that tries plug-ins ended with {code}"
-            )
-        return json.loads(line)
-
-    async def kill(self) -> None:
-        """Kill it and all processes that it has started."""
-        await self._family.kill()
+def request_of(spec: JobSpec, data: JobData) -> dict[str, Any]:
+    """The fields of a call of a child."""
+    return {"job": spec.model_dump(mode="json"), "data": data.as_json()}

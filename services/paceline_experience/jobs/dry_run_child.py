@@ -1,4 +1,4 @@
-"""Tries plug-ins of jobs: `python -m paceline_experience.jobs.dry_run_child BYTES`."""
+"""Tries plug-ins of jobs, in forks: `python -m paceline_experience.jobs.dry_run_child BYTES`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import multiprocessing
 import os
 import resource
 import sys
+from collections.abc import Mapping
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Any, Final
 
 from paceline.program import importing
 
@@ -18,51 +21,58 @@ with importing():
     from paceline.data import JobData
     from paceline.data.errors import answer_of
     from paceline.errors import InvalidError, UnavailableError
+    from paceline.isolation.child import ServedCall, serve
     from paceline.parent import PARENT_CHECK_S, end_with_parent
     from paceline.plugins import registry
-    from paceline.server.child import take_pipes
     from paceline_experience.ledger.sources import try_plugins
 
 _FORKS: Final = multiprocessing.get_context("fork")
 
 
 def main() -> None:
-    """Answer `ready` after the imports, then each job, a line, with a line.
+    """Serve `ready` after the imports, and `try` with what is wrong with a job.
 
-    It says what is wrong with the job, or the exit code of the process that tried it: a fork of
-    this one, so that no job waits for imports or inherits what another leaked.
+    It is tried in a fork of this process, so that no job waits for imports or inherits what another
+    leaked; if that has ended without an answer, its exit code is one.
     """
-    source, sink = take_pipes()
     num_bytes, parent = int(sys.argv[1]), os.getppid()
     registry.installed("advantages")  # reads all descriptors, which each fork would do again
-    _answer(sink, "ready")
-    for line in source:
-        process = _FORKS.Process(target=_try, args=(line, sink, num_bytes))
-        process.start()
-        while process.is_alive():
-            process.join(PARENT_CHECK_S)
+    serve({"ready": _ready, "try": partial(_forked, num_bytes, parent)})
+
+
+def _ready(call: ServedCall) -> None:
+    del call
+
+
+def _forked(num_bytes: int, parent: int, call: ServedCall) -> dict[str, Any]:
+    answers, sink = _FORKS.Pipe(duplex=False)
+    process = _FORKS.Process(target=_try, args=(call.fields, sink, num_bytes))
+    process.start()
+    sink.close()
+    with answers:
+        while not answers.poll(PARENT_CHECK_S) and process.is_alive():
             if os.getppid() != parent:
                 process.kill()
-                return
-        if process.exitcode:
-            _answer(sink, process.exitcode)
+                os._exit(1)
+        try:
+            wrong = json.loads(answers.recv_bytes()) if answers.poll() else None
+        except EOFError:
+            wrong = None
+    if wrong is not None:
+        process.kill()  # it may have left threads that never end
+    process.join()
+    return {"exit_code": process.exitcode} if wrong is None else {"wrong": wrong}
 
 
-def _try(line: str, sink: TextIO, num_bytes: int) -> None:
+def _try(request: Mapping[str, Any], sink: Connection, num_bytes: int) -> None:
     end_with_parent()
     _limit_memory(num_bytes)
-    _answer(sink, attempt(line))
+    sink.send_bytes(json.dumps(attempt(request)).encode())
 
 
-def _answer(sink: TextIO, answer: str | list[str] | int) -> None:
-    sink.write(json.dumps(answer) + "\n")
-    sink.flush()
-
-
-def attempt(line: str) -> list[str]:
+def attempt(request: Mapping[str, Any]) -> list[str]:
     """What is wrong with the plug-ins of a job, as `answer_of`; empty: nothing."""
     try:
-        request = json.loads(line)
         job = JobSpec.model_validate(request["job"])
         try_plugins(job, JobData.from_json(request["data"]))
     except (InvalidError, UnavailableError) as error:

@@ -127,7 +127,7 @@ def advantages_message(answer: Any) -> tuple[dict[str, Any], dict[str, NDArray[A
     return {"memory": memory, "notes": notes}, arrays
 
 
-def advantages_of(fields: Mapping[str, Any], arrays: Arrays) -> Advantages:
+def advantages_of(fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> Advantages:
     """Advantages from an answer, which are still to be checked.
 
     Raises:

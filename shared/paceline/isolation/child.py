@@ -10,7 +10,14 @@ import sys
 from collections.abc import Callable, Mapping
 
 from paceline.errors import PacelineError
-from paceline.isolation.frames import MAX_JSON_BYTES, Frame, frame, json_bytes, messages
+from paceline.isolation.frames import (
+    MAX_ERROR_CHARS,
+    MAX_JSON_BYTES,
+    Frame,
+    frame,
+    json_bytes,
+    messages,
+)
 
 TYPE_CHECKING = False  # see `frames`
 if TYPE_CHECKING:
@@ -18,7 +25,6 @@ if TYPE_CHECKING:
 
 ID, OP, MORE, ERROR, KINDS = "$id", "op", "$more", "$error", "$kinds"
 """Fields of a frame that are the kit's own; `op` names a function."""
-MAX_ERROR_CHARS = 1000
 _NO_PARTS: Mapping[str, Any] = {}
 
 

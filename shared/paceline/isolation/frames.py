@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 HEAD = struct.Struct(">I")  # bytes of JSON that follow
 MAX_JSON_BYTES = 1 << 20  # parsing more would hold up a service's loop
+MAX_ERROR_CHARS = 1000
 MAX_PARTS = 64
 PARTS = "$parts"
 RAW = "raw"

@@ -74,7 +74,7 @@ class Echo:
         elif deed == "wrong":
             return 5
         elif deed in ("flood", "lie"):
-            body = b'{"id": 10000}' if deed == "flood" else b'["' + b"x" * 100 + b'"]'
+            body = b'{"$id": 10000}' if deed == "flood" else b'["' + b"x" * 100 + b'"]'
             frame = struct.pack(">I", len(body)) + body
             for fd in range(3, 64):
                 try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.testing.trackers import tracked_run
-from paceline_tracking.host import MOST_ERROR_CHARS, Host
+from paceline_tracking.host import MOST_ERROR_CHARS, Host, words
 from paceline_tracking.messages import run_to
 from paceline_tracking.secrets import without_secrets
 from paceline_tracking.trackers.mlflow import MLflow
@@ -34,13 +34,13 @@ def test_addresses_and_values_of_variables_are_hidden(text: str, shown: str) -> 
 def test_the_address_of_a_run_shows_no_secret(tmp_path: Path) -> None:
     host = Host()
     opened = {"kind": "leaky", "options": {}, "run": run_to(tracked_run(tmp_path))}
-    requests: list[dict[str, Any]] = [
-        {"open": opened},
-        {"write": []},
-        {"finish": {"state": "succeeded", "summary": {}}},
-    ]
-    for request in requests:
-        assert host.serve(request)["url"] == "https://***@host/run?token=***"
+    requests: dict[str, Any] = {
+        "open": opened,
+        "write": [],
+        "finish": {"state": "succeeded", "summary": {}},
+    }
+    for verb, asked in requests.items():
+        assert host.do(verb, asked)["url"] == "https://***@host/run?token=***"
 
 
 class Found:
@@ -79,4 +79,6 @@ def test_a_message_is_cut_after_its_secrets_are_gone(
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "k" * MOST_ERROR_CHARS * 2)
     opened = {"kind": "refusing", "options": {}, "run": run_to(tracked_run(tmp_path))}
-    assert Host().serve({"open": opened}) == {"error": "ConnectionError: key ***"}
+    with pytest.raises(ConnectionError) as refused:
+        Host().do("open", opened)
+    assert words(refused.value) == "ConnectionError: key ***"

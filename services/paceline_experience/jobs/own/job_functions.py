@@ -24,8 +24,7 @@ from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.fair_queue import QueueOwner
 from paceline.isolation.calls import CallError, Calls, EndedError
 from paceline.isolation.cap import ProcessCap, Release
-from paceline.isolation.child import MAX_ERROR_CHARS
-from paceline.isolation.frames import Frame
+from paceline.isolation.frames import MAX_ERROR_CHARS, Frame
 from paceline.plugins import Advantages, Context, EpisodeBatch, FinishedGroup, Keep, Repair
 from paceline.telemetry.logs import Log
 from paceline_experience.jobs.dry_run import UntriedError

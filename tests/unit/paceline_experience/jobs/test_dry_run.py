@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from paceline.data import JobData
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
     from paceline_experience.store.store import Store
 
+CHILD = "paceline_experience.jobs.dry_run_child"
+
 
 async def test_a_child_that_died_idle_is_no_fault_of_the_next_job(
     store: Store, worlds: Worlds
@@ -27,9 +28,8 @@ async def test_a_child_that_died_idle_is_no_fault_of_the_next_job(
     spec = worlds(store).spec
     dry_run = DryRun(timeout_s=100.0, memory_bytes=1 << 30)
     await dry_run.check(spec, JobData())
-    process = cast(Any, dry_run)._idle[0]._family.process
-    os.kill(process.pid, signal.SIGKILL)
-    await process.wait()
+    (child,) = (each for each in psutil.Process().children() if CHILD in each.cmdline())
+    child.kill()
     await dry_run.check(spec, JobData())
     wrong = worlds(store, experience={"sampler": {"kind": "shuffle", "bogus": 1}}).spec
     with pytest.raises(InvalidError, match="unknown option"):
