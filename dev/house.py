@@ -11,9 +11,13 @@
   between two rooms, counted once, those for type checkers and inside functions included. *Floors*:
   rooms on the longest chain of arrows, where a cycle of rooms counts as one.
 * **Pairs** are rooms of one service, or of the library, that import each other directly.
-* **Child processes**: a *program* is a module that runs as a script or whose name ends in `child`,
-  a source given to `-c`, or a fork of `multiprocessing`; services, the command line and scripts for
-  people are none. A *protocol* is a program with its starters: modules that name it in a string.
+* **Child processes**: a *program* is a module that runs as a script, whose name ends in `child` or
+  that imports `KIT`, a source given to `-c`, or a fork of `multiprocessing`; services, the command
+  line and scripts for people are none. Its *starters* are modules that name it in a string. A
+  *protocol* is a way to call functions in a program: all programs that import `KIT` have the same
+  one, whose other half is beside it; of any other program it is assumed that it has its own. The
+  lines are those of programs and starters; those of the kit, which both share, are in a row of
+  their own.
 * **Sources per method**: modules `options.py` below `methods/`, and entry points
   `paceline.options.*` of `pyproject.toml` that point into the library.
 * **Messages**: modules that import `paceline.v1.*_pb2` (not the stubs, `_pb2_grpc`) but are neither
@@ -63,6 +67,8 @@ HARNESS = "tests/support/"
 SUBJECTLESS = ("Those", "Of", "As", "What")
 VAGUE = ("found", "each", "told", "made", "given")
 CONTRACT = "Messages stay at the edge"
+KIT = "paceline.isolation.child"
+_IN_KIT = KIT.rpartition(".")[0]
 _NO_PROGRAMS = ("paceline.cli.", "paceline.server.issue_keys", "paceline_trainer.smoke_test")
 _FORKS = ("multiprocessing.get_context", "multiprocessing.Process")
 
@@ -189,22 +195,33 @@ def _experience(tree: Tree) -> Iterator[Row]:
 
 
 def _children(tree: Tree) -> Iterator[Row]:
-    protocols = dict(sorted(_protocols(tree)))
-    modules = {name for program, starters in protocols.items() for name in (program, *starters)}
-    lines = _lines(module for module in tree.written if module.name in modules)
-    details = [f"{program} <- {', '.join(names)}" for program, names in protocols.items()]
-    yield Row("protocols of child processes", len(protocols), details)
+    programs = dict(sorted(_programs(tree)))
+    speaks = {name for name in programs if KIT in tree.imports.get(name, ())}
+    kit = [module for module in tree.written if module.name.startswith(_IN_KIT)]
+    named = {name for program, starters in programs.items() for name in (program, *starters)}
+    details = [
+        f"{f'{KIT}: ' if program in speaks else ''}{program} <- {', '.join(starters)}"
+        for program, starters in programs.items()
+    ]
+    yield Row("programs of child processes", len(programs), details)
+    own = [program for program in programs if program not in speaks]
+    protocols = [*own, KIT] if speaks else own
+    yield Row("protocols of child processes", len(protocols), protocols)
+    lines = _lines(module for module in tree.written if module.name in named)
     yield Row("protocols of child processes: lines of programs and starters", lines)
+    yield Row("protocols of child processes: lines of the kit", _lines(kit))
 
 
-def _protocols(tree: Tree) -> Iterator[tuple[str, list[str]]]:
+def _programs(tree: Tree) -> Iterator[tuple[str, list[str]]]:
     named: dict[str, set[str]] = {}
     for module in tree.written:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 named.setdefault(node.value, set()).add(module.name)
     for module in tree.written:
-        if _is_program(module):
+        if module.name.startswith(_IN_KIT):
+            continue
+        if _is_program(module) or KIT in tree.imports.get(module.name, ()):
             file = module.place.rpartition("/")[2]
             starters = named.get(module.name, set()) | named.get(file, set())
             yield module.name, sorted(starters - {module.name})
