@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from prose import wrapped
+
 ROOT = Path(__file__).resolve().parents[1]
 GENERATORS = (
     "dev/protos.py",
@@ -45,7 +47,10 @@ def main(arguments: list[str]) -> int:
     wanted: dict[Path, str] = {}
     stale: list[Path] = []
     for script in GENERATORS:
-        made = runpy.run_path(str(ROOT / script))["files"]()
+        made = {
+            path: wrapped(text) if path.suffix == ".md" else text
+            for path, text in runpy.run_path(str(ROOT / script))["files"]().items()
+        }
         stale += (found := _different(made))
         if not checks:  # immediately, since later scripts import files of earlier ones
             _write(found, made)
