@@ -3,6 +3,8 @@
 Links to files of the repository lead to pages with their content: a copy of the site needs no
 repository beside it, and shows the files of its own version. Pages forbid the browser to load
 anything from elsewhere, since scripts of the theme would in some cases.
+
+Decisions: docs/decisions/documentation-and-tests.md.
 """
 
 from __future__ import annotations

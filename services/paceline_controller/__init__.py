@@ -1,1 +1,4 @@
-"""Reconciles wanted jobs with running processes or pods."""
+"""Reconciles wanted jobs with running processes or pods.
+
+Decisions: docs/decisions/cluster.md.
+"""

@@ -1,1 +1,4 @@
-"""Runs episodes: environment, policy and reward, one asyncio task each."""
+"""Runs episodes: environment, policy and reward, one asyncio task each.
+
+Decisions: docs/decisions/episodes.md.
+"""

@@ -1,1 +1,4 @@
-"""Tracking: hands the history of jobs to experiment trackers, each in a process of its own."""
+"""Tracking: hands the history of jobs to experiment trackers, each in a process of its own.
+
+Decisions: docs/decisions/monitoring.md.
+"""

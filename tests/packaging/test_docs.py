@@ -1,5 +1,6 @@
 """Names in the docs exist: chart values, commands, make targets, links, job files."""
 
+import ast
 import json
 import re
 import shlex
@@ -20,7 +21,12 @@ from paceline.telemetry.metric_names import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "paceline"
-PLACES = (ROOT, ROOT / "docs", ROOT / "docs" / "plugins", ROOT / "docker", CHART, ROOT / "examples")
+DECISIONS = ROOT / "docs" / "decisions"
+PLACES = (
+    ROOT,
+    *(ROOT / name for name in ("docs", "docs/plugins", "docker")),
+    *(CHART, ROOT / "examples", DECISIONS),
+)
 DOCS = sorted(path for place in PLACES for path in place.glob("*.md"))
 ON_CLUSTERS = [path for path in DOCS if path.parent in PLACES[1:4]]
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -251,6 +257,30 @@ def test_links_lead_somewhere(path: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
             assert anchor in map(slug, headings), f"{target}: no such heading"
+
+
+@cache
+def docstrings() -> str:
+    """The docstrings of all modules."""
+    sources = (path for top in ("dev", "services", "shared") for path in (ROOT / top).rglob("*.py"))
+    return "\n".join(ast.get_docstring(ast.parse(path.read_text())) or "" for path in sources)
+
+
+@pytest.mark.parametrize("path", sorted(DECISIONS.glob("*.md")), ids=ids)
+def test_decisions_are_complete_and_lead_to_their_modules_and_back(path: Path) -> None:
+    assert f"Decisions: {path.relative_to(ROOT)}." in docstrings(), "named by no module"
+    assert f"({path.relative_to(ROOT)})" in (ROOT / "ARCHITECTURE.md").read_text()
+    _, *decisions = re.split(r"^## ", path.read_text(), flags=re.MULTILINE)
+    assert decisions
+    for text in decisions:
+        heading = text.partition("\n")[0]
+        assert re.findall(r"^\*\*(Context|Decision)\.\*\*", text, re.MULTILINE) == [
+            "Context",
+            "Decision",
+        ], heading
+        (code,) = re.findall(r"^Code: ((?:.+\n)+)", text, re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", code):
+            assert (ROOT / name).exists(), f"{heading}: no {name}"
 
 
 @pytest.mark.parametrize("path", DOCS, ids=ids)

@@ -1,1 +1,4 @@
-"""Where processes run: on this machine, or as pods."""
+"""Where processes run: on this machine, or as pods.
+
+Decisions: docs/decisions/cluster.md.
+"""

@@ -1,1 +1,4 @@
-"""Jobs: their records, live ledgers, history, exports, and what trainers ask."""
+"""Jobs: their records, live ledgers, history, exports, and what trainers ask.
+
+Decisions: docs/decisions/lifecycle.md.
+"""

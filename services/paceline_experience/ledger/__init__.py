@@ -1,1 +1,4 @@
-"""The ledger of one job: admission, leases, groups, batches, evals, completion."""
+"""The ledger of one job: admission, leases, groups, batches, evals, completion.
+
+Decisions: docs/decisions/ledger.md.
+"""

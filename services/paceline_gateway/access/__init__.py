@@ -1,1 +1,4 @@
-"""Authentication and authorization: tokens, required roles, and refusals."""
+"""Authentication and authorization: tokens, required roles, and refusals.
+
+Decisions: docs/decisions/access.md.
+"""

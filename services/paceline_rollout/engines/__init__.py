@@ -1,4 +1,7 @@
-"""Inference engines behind one interface, `paceline.plugins.Engine`."""
+"""Inference engines behind one interface, `paceline.plugins.Engine`.
+
+Decisions: docs/decisions/engines.md.
+"""
 
 from paceline.plugins import Plugin, Plugins
 

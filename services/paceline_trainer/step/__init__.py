@@ -1,1 +1,4 @@
-"""One optimiser step: micro-batches, model, optimiser."""
+"""One optimiser step: micro-batches, model, optimiser.
+
+Decisions: docs/decisions/training.md.
+"""

@@ -3,6 +3,8 @@
 JSON lines, Parquet, and folders of Hugging Face `datasets` are sources of rows; `RowShape` says how
 a row becomes the payload of a task. A factory of tasks with a parameter of type `JobData` is given
 that of its job, and asks it for rows.
+
+Decisions: docs/decisions/data.md.
 """
 
 from paceline.data.errors import MissingDataError, RowError, UnreadError

@@ -1,1 +1,4 @@
-"""Where the models of jobs come from: folders, a hub of Hugging Face, object stores."""
+"""Where the models of jobs come from: folders, a hub of Hugging Face, object stores.
+
+Decisions: docs/decisions/models-and-checkpoints.md.
+"""

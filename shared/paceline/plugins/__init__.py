@@ -3,6 +3,8 @@
 Two kinds of types are defined elsewhere: those that services share (`Task`, `Transcript`, `Score`,
 `SamplingParams`) are in `paceline.types`, and the input of objectives, which needs torch, is in
 `paceline.methods.parts.batch`.
+
+Decisions: docs/decisions/plugins.md.
 """
 
 from paceline.plugins.declared import Declared, RegularExpression, declared, declares

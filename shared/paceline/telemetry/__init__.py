@@ -1,1 +1,4 @@
-"""Logs, metrics, usage, traces, and monitoring rules."""
+"""Logs, metrics, usage, traces, and monitoring rules.
+
+Decisions: docs/decisions/monitoring.md.
+"""

@@ -1,1 +1,4 @@
-"""How two processes talk, and who may: gRPC, TLS, callers, access."""
+"""How two processes talk, and who may: gRPC, TLS, callers, access.
+
+Decisions: docs/decisions/access.md.
+"""

@@ -1,6 +1,8 @@
 """Snapshots of model weights: layout, staging, serving and pulling. Independent of torch.
 
 A received chunk is read in `stream/chunk_reader.py` and checked in `snapshot/verification.py`.
+
+Decisions: docs/decisions/weights.md.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""Held-out evaluation: runs of pinned episodes, and what their samples come to."""
+"""Held-out evaluation: runs of pinned episodes, and what their samples come to.
+
+Decisions: docs/decisions/evaluation.md.
+"""
