@@ -259,6 +259,14 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert anchor in map(slug, headings), f"{target}: no such heading"
 
 
+def test_the_ratios_of_the_readme_are_those_of_the_results() -> None:
+    cases = json.loads((ROOT / "benchmarks" / "results" / "trl.json").read_text())["cases"]
+    ratios = re.findall(r"\| ([\d.]+) \W \|", (ROOT / "README.md").read_text())
+    for shown, case in zip(ratios, ("demo", "slow", "smollm2"), strict=True):
+        measured = cases[case]["ratio"]["samples_per_s"]["median"]
+        assert shown == f"{measured:.{len(shown.partition('.')[2])}f}"
+
+
 @cache
 def docstrings() -> str:
     """The docstrings of all modules."""
