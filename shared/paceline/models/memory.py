@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.config import JobSpec
+from paceline.models.weights import INDEX
 
 _ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PROCESS = 300 << 20
@@ -22,7 +23,12 @@ _LOGITS = 1 << 24
 """Logits that exist at once on a CPU; four float32 tensors of them in the backward pass."""
 _CACHE = 2 << 30
 """`cache_bytes` of the engine `torch`, unless the job says otherwise."""
-_MAX_CONFIG = 4 << 20
+UNKNOWN_SIZE = (
+    "the model's folder is not on this machine, or has no weights; config.json and "
+    f"{INDEX} of the model in a folder are enough"
+)
+_MAX_JSON = 16 << 20
+_VERSIONS = "versions served and kept for the mismatch check"
 
 
 class MemoryPart(NamedTuple):
@@ -67,12 +73,16 @@ class MemoryNeed:
 
 
 def size_of(folder: Path) -> ModelSize | None:
-    """The size of a model in Hugging Face layout; None: the folder does not tell it."""
+    """The size of a model in Hugging Face layout; None: the folder does not tell it.
+
+    `config.json` and the index of weight files are enough, before any weights are there.
+    """
     try:
-        with (folder / "config.json").open("rb") as file:
-            config: Any = json.loads(file.read(_MAX_CONFIG))
+        config = _read(folder / "config.json")
         text = config.get("text_config") or config
         files = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
+        if (folder / INDEX).exists():
+            files = max(files, int(_read(folder / INDEX)["metadata"]["total_size"]))
         heads = int(text["num_attention_heads"])
         layers, hidden = int(text["num_hidden_layers"]), int(text["hidden_size"])
         head = int(text.get("head_dim") or hidden // heads)
@@ -86,15 +96,24 @@ def size_of(folder: Path) -> ModelSize | None:
     return ModelSize(parameters, layers, hidden, token_bytes=4 * layers * pairs * head)
 
 
-def needs_of(spec: JobSpec, size: ModelSize) -> list[MemoryNeed]:
-    """What a job needs on one machine: its trainer, each of its rollout workers, and the rest.
+def _read(file: Path) -> Any:
+    """The content of a JSON file of bounded size."""
+    with file.open("rb") as opened:
+        return json.loads(opened.read(_MAX_JSON))
 
-    Precisions are decided (`with_dtype`). The trainer's is that of one rank of
-    `trainer.world_size`, on a CPU; engines other than `torch` are taken to need as much as that.
+
+def needs_of(spec: JobSpec, size: ModelSize) -> list[MemoryNeed]:
+    """What a job needs on one machine: each trainer rank and rollout worker, and the rest.
+
+    Precisions are decided (`with_dtype`). The first of `trainer.world_size` ranks serves versions
+    for all; ranks are on a CPU. Engines other than `torch` are taken to need as much as that one.
     """
     rollout = MemoryNeed("a rollout worker", tuple(_rollout(spec, size)))
+    trainer = _trainer(spec, size)
+    rank = MemoryNeed("a further rank", tuple(p for p in trainer if p.what != _VERSIONS))
     return [
-        MemoryNeed("the trainer", tuple(_trainer(spec, size))),
+        MemoryNeed("the trainer", tuple(trainer)),
+        *[rank] * (spec.trainer.world_size - 1),
         *[rollout] * spec.rollout.replicas,
         MemoryNeed("the other services", (MemoryPart("processes", _LIGHT),)),
     ]
@@ -129,7 +148,7 @@ def _trainer(spec: JobSpec, size: ModelSize) -> list[MemoryPart]:
         MemoryPart("process", _PROCESS, on_host=True),
         MemoryPart("activations", states + logits, "trainer.tokens_per_micro_batch"),
         MemoryPart(
-            "versions served and kept for the mismatch check",
+            _VERSIONS,
             max(2 * version, kept),
             on_host=True,
         ),

@@ -18,6 +18,7 @@ from paceline.cli.needs.memory import lower, needs, total, words
 from paceline.cli.target.run_dirs import run_dir_of
 from paceline.cli.terminal.console import SafeConsole
 from paceline.cli.terminal.printing import say
+from paceline.models.memory import UNKNOWN_SIZE
 from paceline.text import human_bytes, visible
 
 _STYLES = {Condition.OK: "green", Condition.NOTE: "yellow", Condition.BROKEN: "bold red"}
@@ -57,7 +58,7 @@ def memory(job_file: Path) -> Finding:
     """
     found = needs(read_job(job_file, []))
     if not found:
-        return note("memory", f"{job_file}: its model is not on this machine, so it is not known")
+        return note("memory", f"{job_file}: it is not known: {UNKNOWN_SIZE}")
     here, text = machine.memory_bytes(), f"{job_file}: {words(found)}"
     if here and total(found) > here:
         text = f"{text}; this machine has {human_bytes(here)}: lower it with {lower(found)}"

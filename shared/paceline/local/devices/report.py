@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.config.base import PluginSpec
 from paceline.config.job import JobSpec
 from paceline.config.sections.lora import LoraSpec
 from paceline.local.devices.demand import DeviceDemand, demand_of
@@ -14,7 +15,7 @@ from paceline.local.devices.device import Device, listed, summary
 from paceline.local.devices.discovery import devices_here
 from paceline.local.devices.placement import TRAINER, Lack, Placement, place, wants
 from paceline.local.devices.split import split_of
-from paceline.models.memory import ModelSize, size_of
+from paceline.models.memory import UNKNOWN_SIZE, ModelSize, size_of
 from paceline.text import human_bytes
 
 
@@ -85,7 +86,7 @@ class DevicePlan:
             return f"{device}: unused"
         need = self.bytes_on(device.index)
         told = f"at most {human_bytes(need)} of {human_bytes(device.free_bytes)}"
-        memory = told if need else "memory not known: the model is not on this machine"
+        memory = told if need else "memory not known"
         return f"{device}: {', '.join(roles)} ({memory})"
 
 
@@ -97,7 +98,8 @@ def plan_of(spec: JobSpec, devices: Sequence[Device], size: ModelSize | None = N
     if isinstance(found, Lack):
         remedy = "" if size is None else _remedy(spec, size, devices)
         return DevicePlan(tuple(devices), demand, None, refusal=found.text + remedy)
-    warnings = (*found.warnings, *_unused(spec, size, devices, found))
+    unknown = [f"memory is not known: {UNKNOWN_SIZE}"] if size is None and devices else []
+    warnings = (*unknown, *found.warnings, *_unused(spec, size, devices, found))
     return DevicePlan(tuple(devices), demand, found, warnings=warnings)
 
 
@@ -115,15 +117,42 @@ _REMEDIES = (
 
 
 def _remedy(spec: JobSpec, size: ModelSize, devices: Sequence[Device]) -> str:
-    """The least change of the trainer with which the job fits; empty: there is none."""
-    ranks = range(spec.trainer.world_size + 1, len(devices) + 1)
-    for change in [*({"world_size": number} for number in ranks), *_REMEDIES]:
-        trainer = spec.trainer.model_copy(update=change)
-        demand = demand_of(spec.model_copy(update={"trainer": trainer}), size)
+    """The least change of trainer and engine with which the job fits; empty: there is none."""
+    for changed in _changes(spec, len(devices)):
+        demand = demand_of(changed, size)
         if not isinstance(place(demand, devices), Lack):
-            fields = (f"trainer.{name}: {_written(value)}" for name, value in change.items())
-            return f"; it fits with {' and '.join(fields)}"
+            return f"; it fits with {' and '.join(_fields(spec, changed))}"
     return ""
+
+
+def _changes(spec: JobSpec, num_gpus: int) -> Iterator[JobSpec]:
+    """The job with other fields, the least change first."""
+    ranks = range(spec.trainer.world_size + 1, num_gpus + 1)
+    trainers = [{}, *({"world_size": number} for number in ranks), *_REMEDIES]
+    engine = spec.rollout.engine
+    tp = int(engine.options.get("tp", 1))
+    engines = [engine]
+    if engine.kind == "sglang":
+        engines += [
+            PluginSpec(kind=engine.kind, **{**engine.options, "tp": tp * times})
+            for times in (2, 4, 8)
+            if tp * times < num_gpus
+        ]
+    for other in engines:
+        rollout = spec.rollout.model_copy(update={"engine": other})
+        for change in trainers:
+            trainer = spec.trainer.model_copy(update=change)
+            yield spec.model_copy(update={"trainer": trainer, "rollout": rollout})
+
+
+def _fields(before: JobSpec, after: JobSpec) -> Iterator[str]:
+    for name in ("world_size", "lora", "gradient_checkpointing"):
+        value = getattr(after.trainer, name)
+        if value != getattr(before.trainer, name):
+            yield f"trainer.{name}: {_written(value)}"
+    tp = after.rollout.engine.options.get("tp", 1)
+    if tp != before.rollout.engine.options.get("tp", 1):
+        yield f"rollout.engine.tp: {tp}"
 
 
 def _written(value: object) -> str:

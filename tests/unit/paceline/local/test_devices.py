@@ -99,6 +99,13 @@ GOLDEN: list[tuple[str, ModelSize, dict[str, Any], dict[str, tuple[int, ...]] | 
         "trainer.lora: {}",
     ),
     (
+        "8x24GiB",
+        SEVEN,
+        {"trainer": {"world_size": 2, "tokens_per_micro_batch": 1024}, "rollout": sglang()},
+        "the trainer needs 61 GiB of each GPU and a rollout worker needs 31 GiB of each GPU, and "
+        "the largest has 24 GiB; it fits with trainer.world_size: 6 and rollout.engine.tp: 2",
+    ),
+    (
         "2x80GiB",
         HALF,
         {"trainer": {"devices": "5"}},

@@ -9,6 +9,7 @@ import yaml
 
 from paceline.config import JobSpec, parse_job
 from paceline.models.memory import MemoryNeed, ModelSize, needs_of, size_of
+from paceline.models.weights import INDEX
 
 ROOT = Path(__file__).parents[4]
 SMOLLM2 = ModelSize(parameters=134_515_008, layers=30, hidden=576, token_bytes=23_040)
@@ -72,6 +73,13 @@ def test_each_rollout_worker_counts() -> None:
     assert names == ["the trainer", *["a rollout worker"] * 3, "the other services"]
 
 
+def test_each_rank_counts_and_the_first_serves_versions() -> None:
+    first, *further = needs_of(job(trainer={"world_size": 4}), SMOLLM2)[:4]
+    (versions,) = (part for part in first.parts if part.what.startswith("versions"))
+    assert [need.process for need in further] == ["a further rank"] * 3
+    assert {need.num_bytes for need in further} == {first.num_bytes - versions.num_bytes}
+
+
 def test_what_lowers_it_is_told_largest_first() -> None:
     need = needs_of(job(), SMOLLM2)[0]
     assert [part.lower for part in need.largest] == [
@@ -102,6 +110,16 @@ def test_the_size_of_a_model_comes_from_its_files(tmp_path: Path) -> None:
     nested = size_of(folder(tmp_path, json.dumps({"text_config": CONFIG, "dtype": "float32"})))
     assert nested is not None
     assert nested.parameters == 500
+
+
+def test_an_index_tells_it_before_the_weights_are_there(tmp_path: Path) -> None:
+    folder(tmp_path, json.dumps(CONFIG), num_bytes=0)
+    (tmp_path / INDEX).write_text(json.dumps({"metadata": {"total_size": 4000}}))
+    found = size_of(tmp_path)
+    assert found is not None
+    assert found.parameters == 2000
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {}}))
+    assert size_of(tmp_path) is None
 
 
 @pytest.mark.parametrize(
