@@ -10,7 +10,7 @@ from typing import Any
 from paceline.config.base import PluginSpec
 from paceline.config.job import JobSpec
 from paceline.config.sections.lora import LoraSpec
-from paceline.local.devices.demand import DeviceDemand, demand_of
+from paceline.local.devices.demand import DeviceDemand, demand_of, engine_gpus
 from paceline.local.devices.device import Device, listed, summary
 from paceline.local.devices.discovery import devices_here
 from paceline.local.devices.placement import TRAINER, Lack, Placement, place, wants
@@ -139,9 +139,13 @@ def _changes(spec: JobSpec, num_gpus: int) -> Iterator[JobSpec]:
             if tp * times < num_gpus
         ]
     for other in engines:
-        rollout = spec.rollout.model_copy(update={"engine": other})
         for change in trainers:
             trainer = spec.trainer.model_copy(update=change)
+            room = max(1, (num_gpus - trainer.world_size) // engine_gpus(other.options))
+            replicas = (
+                spec.rollout.replicas if other is engine else min(spec.rollout.replicas, room)
+            )
+            rollout = spec.rollout.model_copy(update={"engine": other, "replicas": replicas})
             yield spec.model_copy(update={"trainer": trainer, "rollout": rollout})
 
 
@@ -153,6 +157,8 @@ def _fields(before: JobSpec, after: JobSpec) -> Iterator[str]:
     tp = after.rollout.engine.options.get("tp", 1)
     if tp != before.rollout.engine.options.get("tp", 1):
         yield f"rollout.engine.tp: {tp}"
+    if after.rollout.replicas != before.rollout.replicas:
+        yield f"rollout.replicas: {after.rollout.replicas}"
 
 
 def _written(value: object) -> str:

@@ -106,6 +106,14 @@ GOLDEN: list[tuple[str, ModelSize, dict[str, Any], dict[str, tuple[int, ...]] | 
         "the largest has 24 GiB; it fits with trainer.world_size: 6 and rollout.engine.tp: 2",
     ),
     (
+        "8x24GiB",
+        SEVEN,
+        {"trainer": {"world_size": 4}, "rollout": sglang(replicas=4)},
+        "the trainer needs 43 GiB of each GPU and a rollout worker needs 31 GiB of each GPU, and "
+        "the largest has 24 GiB; it fits with trainer.lora: {} and rollout.engine.tp: 2 and "
+        "rollout.replicas: 2",
+    ),
+    (
         "2x80GiB",
         HALF,
         {"trainer": {"devices": "5"}},
