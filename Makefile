@@ -7,6 +7,8 @@ TORCH_INDEX ?=
 RUNTIME := $(VENV)/.runtime
 DEV     := $(VENV)/.dev
 INSTALL := $(PYTHON) dev/install.py
+# The cluster of the tests, a distribution of its own.
+DOUBLE  := tests/kubernetes-double
 # SGLang has a separate environment, because it pins many dependencies.
 SGLANG_VENV  ?= .venv-sglang
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
@@ -19,7 +21,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # If set, each of many processes would recompile its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install install-dev locks docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-systems test-systems-logged test-parts slowest-tests test-extended sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl coming-from bench-faults bench-ledger-histories clean
+.PHONY: help install install-dev locks docs docs-serve demo smollm2 demo-smollm2 demo-sglang test test-double test-systems test-parts slowest-tests test-extended sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl coming-from bench-faults bench-ledger-histories clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-17s %s\n", $$1, $$2}'
@@ -30,9 +32,9 @@ $(RUNTIME): pyproject.toml constraints.txt dev/install.py
 	@$(INSTALL) $(VENV) -c constraints.txt -e '.[local]'
 	@touch $@
 
-$(DEV): pyproject.toml tests/support/pyproject.toml constraints.txt dev/install.py
+$(DEV): pyproject.toml tests/support/pyproject.toml $(DOUBLE)/pyproject.toml constraints.txt dev/install.py
 	@$(INSTALL_TORCH)
-	@$(INSTALL) $(VENV) --compile -c constraints.txt -e '.[local,dev]' -e tests/support
+	@$(INSTALL) $(VENV) --compile -c constraints.txt -e '.[local,dev]' -e tests/support -e $(DOUBLE)
 	@# Only the server of MLflow: the whole distribution is 400 MB.
 	@$(INSTALL) $(VENV) --compile --no-deps "mlflow==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("mlflow-skinny"))')"
 	@touch $@
@@ -79,14 +81,15 @@ check: $(DEV) ## Format, lint, types, import rules, sizes, lines of Markdown, pr
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# Both halves wait for much of their time, so they run in parallel. If one fails, the other still
-# runs. Tests of whole systems print when they have ended.
-SYSTEMS := tests/e2e tests/faults tests/integration/cluster/test_leftovers.py
+# Tests of whole systems run two at a time, which keeps two cores busy without exceeding time limits;
+# the others, which mostly wait, three at a time. If one half fails, the other still runs.
+SYSTEMS := tests/e2e tests/faults
 test: $(DEV) ## All tests except those with SGLang (unit tests only: make test ARGS=tests/unit)
-	$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),$(MAKE) --no-print-directory -k -j2 test-parts test-systems-logged)
-test-systems-logged:
-	@mkdir -p build
-	@$(MAKE) --no-print-directory test-systems >build/test-systems.log 2>&1; code=$$?; cat build/test-systems.log; exit $$code
+	$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),$(MAKE) --no-print-directory -k test-double test-parts test-systems)
+test-double: $(DEV) ## The tests of the Kubernetes cluster that tests run in (ARGS: which)
+	@# The recipe runs in its folder, as it has settings of its own.
+	export KUBERNETES_DOUBLE_TOOLS="$$($(BIN)/python deploy/helm/tools.py)"; cd $(DOUBLE) && \
+		$(abspath $(BIN))/python -m pytest -q $(or $(ARGS),--numprocesses 4 --dist loadfile --no-loadscope-reorder)
 test-systems:
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SYSTEMS)
 test-parts:
@@ -101,6 +104,7 @@ test-extended: $(DEV) $(SGLANG_STAMP) ## Variants that are too long for CI: befo
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'extended and not sglang' tests
 	$(BIN)/python -m pytest -q -m 'extended and sglang' tests
 	$(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile extended --numprocesses 2 tests
+	$(MAKE) --no-print-directory test-double ARGS='-m hypothesis --hypothesis-profile extended --numprocesses 2'
 
 $(SGLANG_STAMP): $(SGLANG_LIST) dev/install.py $(wildcard examples/sglang_cpu/*.toml examples/sglang_cpu/*/*.py)
 	@$(if $(TORCH_INDEX),$(INSTALL) $(SGLANG_VENV) --no-deps --index-url $(TORCH_INDEX) $$(grep '^torch==' $(SGLANG_LIST)))

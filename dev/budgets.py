@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("benchmarks", "deploy", "dev", "examples", "services", "shared", "tests/support")
+DOUBLE = "tests/kubernetes-double/kubernetes_double"
+FOLDERS = ("benchmarks", "deploy", "dev", "examples", "services", "shared", "tests/support", DOUBLE)
 SHIPPED = ("services", "shared")
 GENERATED = ROOT / "shared" / "paceline" / "v1"
 MAX_FILE_LINES = 450

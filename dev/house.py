@@ -20,6 +20,8 @@
   their own.
 * **Sources per method**: modules `options.py` below `methods/`, and entry points
   `paceline.options.*` of `pyproject.toml` that point into the library.
+* **Tests**: the *harness* is `tests/support/`; the *Kubernetes double* is a distribution of its
+  own, whose tests count as tests too.
 * **Messages**: modules that import `paceline.v1.*_pb2` (not the stubs, `_pb2_grpc`) but are neither
   `servicer.py`, `wire.py` nor in `api/` or `routes/`; and those of them that the contract in
   `pyproject.toml` does not list.
@@ -64,6 +66,7 @@ RL = (
     *(f"services/paceline_experience/ledger/{room}/" for room in ("filters", "replay")),
 )
 HARNESS = "tests/support/"
+DOUBLE = "tests/kubernetes-double/"
 SUBJECTLESS = ("Those", "Of", "As", "What")
 VAGUE = ("found", "each", "told", "made", "given")
 CONTRACT = "Messages stay at the edge"
@@ -258,6 +261,10 @@ def _tests(tree: Tree) -> Iterator[Row]:
     harness = [module for module in tree.tests if module.place.startswith(HARNESS)]
     yield Row("tests: lines", _lines(tree.tests))
     yield Row("tests: lines of the harness", _lines(harness))
+    double = [module for module in tree.tests if module.place.startswith(DOUBLE)]
+    parts = [module for module in double if not module.place.startswith(f"{DOUBLE}tests/")]
+    details = [f"{_lines(double) - _lines(parts)} lines of its own tests"]
+    yield Row("tests: lines of the Kubernetes double", _lines(parts), details)
     patches = [patch for module in tree.tests for patch in own_patches(module)]
     details = [f"{patch.place}:{patch.line}: {patch.target}" for patch in patches]
     yield Row("tests: patches of our own code", len(patches), details)

@@ -18,7 +18,7 @@ from modules import ROOT, Module, shipped, tests
 
 BOUNDARY = "the supervisor boundary of "
 PLUGINS = "paceline.errors.plugin_boundary"
-OWN = ("paceline", "paceline_")
+OWN = ("paceline", "paceline_", "kubernetes_double")
 _BROAD = {"Exception", "BaseException"}
 _LOGS = {"exception", "error", "warning", "info", "debug", "print_exc"}
 
@@ -138,7 +138,7 @@ def _is_own(target: ast.expr, imported: dict[str, str]) -> bool:
             root = root.value
         origin = imported.get(ast.unparse(root), OWN[0])
     package = origin.partition(".")[0]
-    return package == OWN[0] or package.startswith(OWN[1])
+    return package == OWN[0] or package.startswith(OWN[1:])
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from kubernetes_double.api.resources.custom import check_rules, schema_of
+from kubernetes_double.api.resources.schemas import Definitions, decode, validate
 from paceline.config import JobSpec, named, parse_job
 from paceline.errors import ConfigError
-from paceline_harness.cluster.api.resources.custom import check_rules, schema_of
-from paceline_harness.cluster.api.resources.schemas import Definitions, decode, validate
 
 ROOT = Path(__file__).resolve().parents[2]
 Object = dict[str, Any]

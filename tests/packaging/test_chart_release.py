@@ -11,7 +11,7 @@ import yaml
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 
-from paceline_harness.cluster.api import ApiServer
+from kubernetes_double.api import ApiServer
 
 HELMS = ("helm3", "helm4")
 PASSING = {

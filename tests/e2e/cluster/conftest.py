@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from kubernetes_double import Cluster
 from paceline.client.client import Client
-from paceline_harness.cluster import Cluster
 from paceline_harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]

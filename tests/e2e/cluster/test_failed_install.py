@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline_harness.cluster import Cluster
+from kubernetes_double import Cluster
 from paceline_harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -204,7 +204,7 @@ def test_a_job_as_an_object(installation: "Installation", demo_job: Job) -> None
 
 
 def status_of(installation: "Installation") -> dict[str, Any]:
-    found = installation.cluster.get("TrainingJob", "sums") or {}
+    found = installation.cluster.get("paceline.dev/v1alpha1/TrainingJob", "sums") or {}
     return found.get("status") or {}
 
 

