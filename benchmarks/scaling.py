@@ -16,8 +16,8 @@ from rig.smoke import arguments
 
 from paceline.config.service import ControllerOptions
 from paceline_controller.scaling.planner import Speed
-from paceline_controller.scaling.rehearsal import Rehearsal, planned
-from paceline_controller.scaling.simulated import (
+from paceline_harness.scaling.rehearsal import Rehearsal, planned
+from paceline_harness.scaling.simulated import (
     SizeChange,
     WorkloadModel,
     World,

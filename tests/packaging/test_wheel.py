@@ -9,6 +9,7 @@ from zipfile import ZipFile
 import pytest
 
 from paceline_harness.patience import PATIENCE_S
+from paceline_rollout.engines import PLUGINS as ENGINES
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "helm" / "paceline" / "files" / "monitoring"
@@ -48,7 +49,15 @@ def test_it_has_the_packages_and_nothing_of_tests(content: dict[str, bytes]) -> 
     packages = {path.parent.name for path in (ROOT / "services").glob("*/__init__.py")}
     folders = {name.partition("/")[0] for name in content if ".dist-info/" not in name}
     assert folders == {"paceline", *packages}
-    assert not [name for name in content if "harness" in name]
+    assert not [name for name in content if "harness" in name or "double" in name]
+
+
+def test_its_only_simulation_is_an_engine_that_jobs_may_name(content: dict[str, bytes]) -> None:
+    """What tries decisions on made-up jobs is of the tests: nobody installs it to train."""
+    words = ("simulat", "rehears", "fake", "dummy", "mock")
+    named = [name for name in content if any(word in name.lower() for word in words)]
+    assert named == ["paceline_rollout/engines/simulated.py"]
+    assert "simulated" in ENGINES.parts["engines"]
 
 
 def test_it_has_every_module(content: dict[str, bytes]) -> None:

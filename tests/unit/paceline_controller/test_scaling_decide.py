@@ -14,7 +14,6 @@ from paceline.config.sections.scaling import EnvironmentScaling, RewardScaling, 
 from paceline.config.service import ControllerOptions, PoolOptions
 from paceline_controller.jobs.plan import pools_of, rollout_name
 from paceline_controller.scaling.decide import Decision, ScalingMemory, decide
-from paceline_controller.scaling.rehearsal import spec_of
 from paceline_controller.scaling.rollout import JobMemory
 from paceline_controller.scaling.signals import (
     EnvironmentSignals,
@@ -23,7 +22,8 @@ from paceline_controller.scaling.signals import (
     RewardSignals,
     Signals,
 )
-from paceline_controller.scaling.simulated import WorkloadModel
+from paceline_harness.scaling.rehearsal import spec_of
+from paceline_harness.scaling.simulated import WorkloadModel
 
 EAGER = ScalingOptions(
     scale_up_cooldown_s=0,

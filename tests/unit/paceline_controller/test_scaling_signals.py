@@ -20,11 +20,11 @@ from paceline_controller.jobs.plan import LiveJob, replicas_of
 from paceline_controller.jobs.starting import running_replicas
 from paceline_controller.reconciler import Reconciler
 from paceline_controller.scaling.collector import Collector
-from paceline_controller.scaling.rehearsal import spec_of
 from paceline_controller.scaling.scaler import Scaler
 from paceline_controller.scaling.signals import Signals
-from paceline_controller.scaling.simulated import WorkloadModel
 from paceline_harness.runtime import FakeClock, MemoryLedger, MemoryRuntime
+from paceline_harness.scaling.rehearsal import spec_of
+from paceline_harness.scaling.simulated import WorkloadModel
 
 OPTIONS = ControllerOptions(
     pools={"default": PoolOptions(), "spot": PoolOptions(cost=2.0, spot=True)},

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.config.service import ControllerOptions, PoolOptions
 from paceline_controller.scaling.planner import Speed
-from paceline_controller.scaling.rehearsal import JOB, Rehearsal, planned
-from paceline_controller.scaling.simulated import WorkloadModel, World, reversals, simulate
+from paceline_harness.scaling.rehearsal import JOB, Rehearsal, planned
+from paceline_harness.scaling.simulated import WorkloadModel, World, reversals, simulate
 
 PERIOD_S = 5.0
 OPTIONS = ControllerOptions()

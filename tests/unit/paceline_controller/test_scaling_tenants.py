@@ -11,9 +11,9 @@ from paceline.config.sections.scaling import ScalingOptions
 from paceline.config.service import ControllerOptions, PoolOptions
 from paceline_controller.jobs.queue import PoolClaim
 from paceline_controller.scaling.decide import Bounds, Decision, ScalingMemory, decide
-from paceline_controller.scaling.rehearsal import spec_of
 from paceline_controller.scaling.signals import JobSignals, PoolSignals, Signals
-from paceline_controller.scaling.simulated import WorkloadModel
+from paceline_harness.scaling.rehearsal import spec_of
+from paceline_harness.scaling.simulated import WorkloadModel
 
 EAGER = ScalingOptions(
     scale_up_cooldown_s=0,

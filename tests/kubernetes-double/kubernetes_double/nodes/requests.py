@@ -43,7 +43,7 @@ class Requests:
         try:
             answer = await self._do(request)
         except NotFoundError as error:
-            answer = {"error": error.message}
+            answer = {"error": str(error)}
         self._say({"id": request["id"], **answer})
 
     async def _do(self, request: dict[str, Any]) -> Answer:

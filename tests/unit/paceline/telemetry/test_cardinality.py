@@ -14,12 +14,12 @@ from paceline.telemetry.metrics import GaugeSet, Metrics
 from paceline.v1 import types_pb2
 from paceline_controller.scaling.decide import Decision, ScalingMemory
 from paceline_controller.scaling.gauges import values_of
-from paceline_controller.scaling.rehearsal import spec_of
 from paceline_controller.scaling.rollout import JobMemory, Target
 from paceline_controller.scaling.signals import JobSignals, PoolSignals, Signals
-from paceline_controller.scaling.simulated import WorkloadModel
 from paceline_experience.ledger.meter import BATCH, STATISTICS, STEP, JobMeter
 from paceline_harness.monitoring.series import MOST_SERIES, SAYS, num_series, said, worst
+from paceline_harness.scaling.rehearsal import spec_of
+from paceline_harness.scaling.simulated import WorkloadModel
 
 JOBS = [f"job-{number}" for number in range(100)]
 WORKERS = {"rollout": 700, "trainer": 100, "environment": 150, "reward": 50}

@@ -12,7 +12,7 @@ from paceline_controller.jobs.plan import LiveJob, pools_of, rollout_name
 from paceline_controller.scaling.collector import Collector
 from paceline_controller.scaling.decide import Decision, ScalingMemory, decide
 from paceline_controller.scaling.planner import needed_rate, overlap_steps
-from paceline_controller.scaling.simulated import WorkloadModel, World
+from paceline_harness.scaling.simulated import WorkloadModel, World
 
 JOB = "a-1"
 BOUNDS = {"min_replicas": 1, "max_replicas": 64}

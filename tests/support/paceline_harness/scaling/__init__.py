@@ -1,0 +1,1 @@
+"""A simulated job that the controller's decisions size."""
