@@ -27,7 +27,7 @@ from paceline_harness.patience import PATIENCE_S, call
 from paceline_rollout.reports import Reports
 
 if TYPE_CHECKING:
-    from conftest import Client, Trainer
+    from paceline_harness.experience_service.clients import Client, Trainer
 
 NUM_BYTES = 8 << 20  # less than is announced, so that routes are as for more and the test is quick
 LIMIT_S = PATIENCE_S

@@ -30,9 +30,8 @@ from paceline_experience.store.store import Store
 from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
-    from conftest import Client
-
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+    from paceline_harness.experience_service.clients import Client
 
 ADMIN = "pl_bootstrap_of_these_tests"
 LARGE = 40 * MIB

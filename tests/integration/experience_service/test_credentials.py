@@ -40,7 +40,7 @@ from paceline_harness.certificates import Authority
 from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
-    from conftest import Client
+    from paceline_harness.experience_service.clients import Client
 
 TRAINER, ROLLOUT = WorkerKind.TRAINER, WorkerKind.ROLLOUT
 REFUSALS = (AuthenticationError, PermissionDeniedError, FencedError)

@@ -35,7 +35,8 @@ from paceline_trainer.weights.publish import Snapshotter
 from paceline_trainer.work_thread import WorkThread
 
 if TYPE_CHECKING:
-    from conftest import Client, Lives
+    from paceline_harness.experience_service.clients import Client
+    from paceline_harness.experience_service.serving import Lives
 
 SHARD = file_of(0)
 

@@ -22,7 +22,8 @@ from paceline_harness.ports import held_port
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
-    from conftest import Client, Killable
+    from paceline_harness.experience_service.clients import Client
+    from paceline_harness.experience_service.serving import Killable
 
     Killables = Callable[[str, Path, int], Killable]
 

@@ -21,7 +21,8 @@ from paceline_harness.patience import PATIENCE_S, call
 from paceline_harness.processes import sealed_processes
 
 if TYPE_CHECKING:
-    from conftest import Client, Killable, Lives
+    from paceline_harness.experience_service.clients import Client
+    from paceline_harness.experience_service.serving import Killable, Lives
 
 pytestmark = [
     pytest.mark.timeout(100),

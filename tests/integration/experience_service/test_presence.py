@@ -18,7 +18,8 @@ from paceline.v1 import options_pb2, roster_pb2, types_pb2
 from paceline_harness.patience import call
 
 if TYPE_CHECKING:
-    from conftest import Client, Lives
+    from paceline_harness.experience_service.clients import Client
+    from paceline_harness.experience_service.serving import Lives
 
 MOMENT_S = 0.05
 

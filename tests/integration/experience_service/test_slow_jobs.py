@@ -22,7 +22,8 @@ from paceline_experience.store.store import Store
 from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
-    from conftest import Client, Lives
+    from paceline_harness.experience_service.clients import Client
+    from paceline_harness.experience_service.serving import Lives
 
 LEASE_S = 1.0  # of members of the roster
 

@@ -34,7 +34,8 @@ from paceline_experience.store.store import Store
 from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
-    from conftest import Client, Killable, Lives
+    from paceline_harness.experience_service.clients import Client
+    from paceline_harness.experience_service.serving import Killable, Lives
 
 WIDE = {"batch_groups": 2, "group_size": 4, "max_staleness": 40, "lease_s": 100.0}
 

@@ -34,9 +34,8 @@ from paceline_harness.models.folders import write_empty_model
 from paceline_harness.patience import call
 
 if TYPE_CHECKING:
-    from conftest import Client
-
     from paceline.v1.tenants_pb2_grpc import TenantsAsyncStub
+    from paceline_harness.experience_service.clients import Client
 
 JSON = {"content-type": "application/json"}
 BELOW_ZERO = '{"jobs": -1}'

@@ -16,7 +16,8 @@ from paceline.v1 import jobs_pb2, options_pb2, roster_pb2, types_pb2
 from paceline_harness.patience import PATIENCE_S, call
 
 if TYPE_CHECKING:
-    from conftest import Client, Lives
+    from paceline_harness.experience_service.clients import Client
+    from paceline_harness.experience_service.serving import Lives
 
 FIRST, SECOND = "http://node0", "http://node1"
 LIMIT_S = PATIENCE_S

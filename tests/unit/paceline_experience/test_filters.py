@@ -17,10 +17,9 @@ from paceline_experience.ledger.filters.chain import FilterChain
 from paceline_experience.store.keys import JobKeys
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline_experience.ledger.ledger import BatchShare
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 G = 4
 KEYS = JobKeys("default", "j1")

@@ -26,7 +26,7 @@ from paceline_harness.patience import PATIENCE_S
 from paceline_test_wayward import Wayward
 
 if TYPE_CHECKING:
-    from conftest import Site, Sites
+    from paceline_harness.ledgers.site import Site, Sites
 
 BROKEN, WHOLE = "a-broken", "b-whole"
 

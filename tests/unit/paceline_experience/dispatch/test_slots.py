@@ -17,7 +17,7 @@ from paceline_experience.jobs.ledgers import OpenLedger
 from paceline_experience.store.store import Store
 
 if TYPE_CHECKING:
-    from conftest import Worlds
+    from paceline_harness.ledgers.world import Worlds
 
 
 async def test_an_uncertain_lease_is_settled_once(store: Store, worlds: Worlds) -> None:

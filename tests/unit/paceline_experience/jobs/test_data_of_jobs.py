@@ -27,9 +27,9 @@ from paceline_experience.jobs.job_parts import JobParts
 from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from conftest import Site, Sites, Worlds
-
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.site import Site, Sites
+    from paceline_harness.ledgers.world import Worlds
 
 GOOD = "".join(json.dumps({"question": f"q{n}", "answer": "a"}) + "\n" for n in range(50))
 

@@ -26,7 +26,7 @@ from paceline_harness.patience import PATIENCE_S
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
-    from conftest import Site, Sites
+    from paceline_harness.ledgers.site import Site, Sites
 
 PLACES = ("jobs/{}/checkpoints/7", "objects/jobs/{}/checkpoints/7", "workers/w/{}")
 

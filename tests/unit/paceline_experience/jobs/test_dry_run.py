@@ -15,9 +15,9 @@ from paceline_experience.jobs.dry_run import DryRun
 from paceline_harness.gates import OTHERS_RAN
 
 if TYPE_CHECKING:
-    from conftest import Sites, Worlds
-
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.site import Sites
+    from paceline_harness.ledgers.world import Worlds
 
 CHILD = "paceline_experience.jobs.dry_run_child"
 

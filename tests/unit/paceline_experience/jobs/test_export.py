@@ -12,9 +12,8 @@ from paceline_experience.jobs.export import Exporter
 from paceline_harness.servers.store_contents import contents, put_back
 
 if TYPE_CHECKING:
-    from conftest import Worlds
-
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import Worlds
 
 
 async def test_concurrent_exports_write_each_episode_once(

@@ -41,7 +41,7 @@ from paceline_harness.patience import PATIENCE_S
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
-    from conftest import Site, Sites
+    from paceline_harness.ledgers.site import Site, Sites
 
 
 @pytest.fixture

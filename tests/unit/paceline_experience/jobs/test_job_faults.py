@@ -12,7 +12,7 @@ from paceline_experience.store.keys import JobKeys
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
-    from conftest import Site
+    from paceline_harness.ledgers.site import Site
 
 EVAL: dict[str, Any] = {"every": 100, "tasks": 3, "timeout_s": 50, "options": {"split": "heldout"}}
 

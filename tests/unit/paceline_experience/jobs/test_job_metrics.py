@@ -39,7 +39,7 @@ from paceline_harness.lifecycle.job_code import NotTried, job_code
 from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from conftest import Worlds
+    from paceline_harness.ledgers.world import Worlds
 
 
 class Bench:

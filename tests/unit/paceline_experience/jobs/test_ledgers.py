@@ -21,7 +21,7 @@ from paceline_experience.store.store import Store, client_of
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
-    from conftest import Site, Sites
+    from paceline_harness.ledgers.site import Site, Sites
 
 T = TypeVar("T")
 

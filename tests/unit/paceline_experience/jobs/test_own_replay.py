@@ -18,10 +18,11 @@ from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import sealed_processes
 
 if TYPE_CHECKING:
-    from conftest import OwnCode, World, Worlds
+    from conftest import OwnCode
 
     from paceline_experience.jobs.own_functions import OwnFunctions
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
 DEEDS = '''

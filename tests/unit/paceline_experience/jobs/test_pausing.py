@@ -15,7 +15,7 @@ from paceline.v1.experience_pb2 import TrainSample
 from paceline_experience.store.store import Store
 
 if TYPE_CHECKING:
-    from conftest import Site, Sites
+    from paceline_harness.ledgers.site import Site, Sites
 
 EVAL: dict[str, Any] = {"every": 2, "tasks": 2, "options": {"split": "heldout"}}
 

@@ -8,9 +8,8 @@ from paceline.types import WorkerMismatch
 from paceline_experience.store.store import Store
 
 if TYPE_CHECKING:
-    from conftest import Worlds
-
     from paceline_experience.ledger.ledger import JobLedger
+    from paceline_harness.ledgers.world import Worlds
 
 
 def check(

@@ -13,9 +13,8 @@ from paceline_experience.ledger.records import EpisodeSummary
 from paceline_experience.ledger.state import GroupRecord
 
 if TYPE_CHECKING:
-    from conftest import Worlds
-
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import Worlds
 
 SIZE = 512
 

@@ -16,11 +16,10 @@ from paceline_harness.runtime import FakeClock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from conftest import World, Worlds
-
     from paceline.types import Assignment
     from paceline_experience.ledger.ledger import JobLedger
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 
 async def failing(world: World, ledger: JobLedger) -> int:

@@ -19,9 +19,8 @@ from paceline_experience.ledger.shares import BatchSample, balance, train_sample
 from paceline_experience.store.payloads import pack, unpack
 
 if TYPE_CHECKING:
-    from conftest import Worlds
-
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import Worlds
 
 ASSIGNMENT = Assignment("j", "g", (0,), (1,), Task("t", "e", "{}"), Purpose.TRAIN, 10.0, 1)
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline_experience.ledger.ledger import JobLedger
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 EVAL: dict[str, Any] = {"every": 1, "tasks": 2, "timeout_s": 50}
 

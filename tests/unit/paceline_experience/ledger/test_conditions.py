@@ -18,7 +18,7 @@ from paceline_experience.ledger.records import WatchRecord, parse_record, record
 from paceline_experience.store.store import Store
 
 if TYPE_CHECKING:
-    from conftest import Site, Sites
+    from paceline_harness.ledgers.site import Site, Sites
 
 EVAL: dict[str, Any] = {"every": 1, "tasks": 2, "options": {"split": "heldout"}}
 

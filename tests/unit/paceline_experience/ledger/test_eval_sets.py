@@ -12,11 +12,10 @@ from paceline.enums import ScoreStatus
 from paceline.types import EpisodeProgress
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline.types import Assignment, Trajectory
     from paceline_experience.ledger.ledger import JobLedger
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 SAMPLED: dict[str, Any] = {"samples": 4, "temperature": 1.0, "pass_at": [1, 4], "majority_at": [3]}
 

@@ -26,7 +26,7 @@ from paceline_experience.ledger.ledger import EpisodeKey
 from paceline_experience.store.store import Store, client_of
 
 if TYPE_CHECKING:
-    from conftest import Worlds
+    from paceline_harness.ledgers.world import Worlds
 
 T = TypeVar("T")
 Lease = tuple[Assignment, int]  # an assignment and a place in it

@@ -29,7 +29,7 @@ from paceline_experience.store.store import Store, client_of
 from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
-    from conftest import Site, Sites
+    from paceline_harness.ledgers.site import Site, Sites
 
 STEPS = 12
 EVAL: dict[str, Any] = {"every": 3, "tasks": 2, "timeout_s": 20, "options": {"split": "heldout"}}

@@ -16,11 +16,10 @@ from paceline_experience.ledger.evaluation.scores import MAX_MODELS, added
 from paceline_experience.ledger.records import EpisodeSummary, EvalTotals
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline.types import Assignment, Trajectory
     from paceline_experience.ledger.ledger import JobLedger
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 SETS: dict[str, Any] = {
     "a": {"tasks": 3, "samples": 2, "temperature": 1.0, "pass_at": [1, 2]},

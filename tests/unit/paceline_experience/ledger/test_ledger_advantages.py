@@ -14,11 +14,10 @@ from paceline.v1 import experience_pb2 as pb
 from paceline_experience.store.keys import JobKeys
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline.types import Trajectory
     from paceline_experience.ledger.ledger import BatchShare, JobLedger
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 TOKENS = 3
 REMEMBERING: dict[str, Any] = {"advantage": "stored_mean", "filters": [], "max_staleness": 0}

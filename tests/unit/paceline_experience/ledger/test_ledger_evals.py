@@ -15,10 +15,9 @@ from paceline_experience.ledger.ledger import EpisodeKey
 from paceline_experience.ledger.sources import try_plugins
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline_experience.ledger.ledger import JobLedger
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 EVAL: dict[str, Any] = {"every": 2, "tasks": 3, "timeout_s": 50}
 

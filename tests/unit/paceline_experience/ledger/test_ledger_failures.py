@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from paceline_experience.ledger.failures import Failures
 
 if TYPE_CHECKING:
-    from conftest import Worlds
-
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import Worlds
 
 
 async def test_attempts_without_progress_are_counted_across_restarts(

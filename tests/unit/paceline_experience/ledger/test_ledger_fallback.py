@@ -14,7 +14,7 @@ from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
+    from paceline_harness.ledgers.world import World, Worlds
 
 
 async def trained(world: World, ledger: JobLedger, *steps: int) -> list[set[bytes]]:

@@ -19,7 +19,7 @@ from paceline_experience.store.store import Store, client_of
 from paceline_harness.servers.store_contents import contents, put_back
 
 if TYPE_CHECKING:
-    from conftest import Worlds
+    from paceline_harness.ledgers.world import Worlds
 
 
 def serve(folder: Path) -> ValkeyServer:

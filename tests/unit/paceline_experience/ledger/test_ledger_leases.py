@@ -13,10 +13,9 @@ from paceline.types import EpisodeProgress
 from paceline_experience.ledger.ledger import EpisodeKey
 
 if TYPE_CHECKING:
-    from conftest import Worlds
-
     from paceline.types import Assignment
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import Worlds
 
 
 def keys(

@@ -36,7 +36,7 @@ from paceline_experience.store.watermarks import Watermarks
 from paceline_harness.servers.store_contents import put_back
 
 if TYPE_CHECKING:
-    from conftest import Worlds
+    from paceline_harness.ledgers.world import Worlds
 
 T = TypeVar("T")
 Lease = tuple[Assignment, int]  # an assignment and a place in it

@@ -11,11 +11,10 @@ from paceline.enums import GiveBackReason
 from paceline.types import EpisodeProgress
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline.types import Assignment
     from paceline_experience.ledger.ledger import JobLedger
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 APRIL: dict[str, Any] = {
     "mode": "april",

@@ -11,10 +11,9 @@ from paceline.types import Assignment
 from paceline.v1 import experience_pb2 as pb
 
 if TYPE_CHECKING:
-    from conftest import Worlds
-
     from paceline_experience.ledger.ledger import BatchShare
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import Worlds
 
 
 def order(share: BatchShare) -> list[tuple[str, int]]:

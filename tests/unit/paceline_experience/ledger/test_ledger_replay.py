@@ -14,11 +14,10 @@ from paceline_experience.ledger.sources import try_plugins
 from paceline_experience.store.keys import JobKeys
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline.types import Assignment
     from paceline_experience.ledger.ledger import BatchShare, JobLedger
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 DART: dict[str, Any] = {
     "batch_groups": 1,

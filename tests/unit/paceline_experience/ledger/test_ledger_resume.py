@@ -19,11 +19,10 @@ from paceline.v1 import experience_pb2 as pb
 from paceline_experience.store.keys import JobKeys
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline.types import Assignment, Trajectory
     from paceline_experience.ledger.ledger import BatchShare, JobLedger
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 STEPS = 22
 EVERY = 10  # steps between kills

@@ -13,10 +13,9 @@ from paceline.v1 import experience_pb2 as pb
 from paceline_experience.jobs.export import Exporter
 
 if TYPE_CHECKING:
-    from conftest import Worlds
-
     from paceline_experience.ledger.ledger import BatchShare
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import Worlds
 
 
 def names(share: BatchShare) -> set[tuple[str, int]]:

@@ -17,11 +17,10 @@ from paceline.v1 import types_pb2
 from paceline_experience.ledger.sources import try_plugins
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline.types import Assignment
     from paceline_experience.ledger.ledger import BatchShare, JobLedger
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 DEEP: dict[str, Any] = {
     "allocator": {"kind": "depth", "width": 2},

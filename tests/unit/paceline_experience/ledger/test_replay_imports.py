@@ -22,10 +22,9 @@ from paceline_experience.store.keys import JobKeys
 from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline_experience.ledger.ledger import JobLedger
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 DART: dict[str, Any] = {
     "batch_groups": 1,

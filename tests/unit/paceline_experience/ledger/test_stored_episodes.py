@@ -19,7 +19,7 @@ from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
+    from paceline_harness.ledgers.world import World, Worlds
 
 KEYS = JobKeys("default", "j1")
 

@@ -24,9 +24,8 @@ from paceline_experience.ledger.lifecycle.versions import MAX_WITHDRAWN
 from paceline_experience.store.store import Store, client_of
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline_experience.ledger.ledger import BatchShare, JobLedger
+    from paceline_harness.ledgers.world import World, Worlds
 
 T = TypeVar("T")
 REASON = "canary: trim 0.31, noise 0.04, ratio 7.8, allowed 2.0"

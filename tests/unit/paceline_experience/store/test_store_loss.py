@@ -25,7 +25,7 @@ from paceline_experience.store.store import Store, client_of
 from paceline_experience.store.watermarks import Watermarks
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
+    from paceline_harness.ledgers.world import World, Worlds
 
 Answer = TypeVar("Answer")
 

@@ -25,10 +25,9 @@ from paceline_experience.store.keys import JobKeys
 from paceline_experience.tenancy.quotas import Quotas
 
 if TYPE_CHECKING:
-    from conftest import World, Worlds
-
     from paceline_experience.ledger.ledger import JobLedger
     from paceline_experience.store.store import Store
+    from paceline_harness.ledgers.world import World, Worlds
 
 
 class Bad:

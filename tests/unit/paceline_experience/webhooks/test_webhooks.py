@@ -34,7 +34,7 @@ from paceline_experience.webhooks.sender import (
 )
 
 if TYPE_CHECKING:
-    from conftest import Site, Sites
+    from paceline_harness.ledgers.site import Site, Sites
 
 KEY = "{registry}:notices"
 

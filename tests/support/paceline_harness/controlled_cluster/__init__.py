@@ -1,0 +1,1 @@
+"""An installation in a cluster with a real API and a real controller, whose nodes are played."""

@@ -1,0 +1,1 @@
+"""Ledgers and jobs on a real store, with a clock that tests set."""
