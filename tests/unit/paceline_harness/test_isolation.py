@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline_harness.isolation import isolate, remove
+from paceline_harness.session.isolation import isolate, remove
 
 
 @pytest.fixture
