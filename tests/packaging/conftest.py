@@ -17,6 +17,28 @@ from paceline.files import locked
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "paceline"
 RELEASE, NAMESPACE = "rel", "training"
+# Values that leave each other alone, in one rendering for the tests of all of them.
+ALTERED = (
+    "controller.scaling.idle_s=0",
+    "defaults.nodeSelector.disk=ssd",
+    "rollout.nodeSelector.gpu=any",
+    "rollout.pools.big.nodeSelector.gpu=h100",
+    "rollout.pools.far.graceSeconds=9",
+    "rollout.pools.far.settings.site=there",
+    "rollout.settings.logs.level=DEBUG",
+    "rollout.settings.site=here",
+    "rollout.weightsMbitPerSecond=1500",
+    "services.environment.strategy.type=Recreate",
+    "services.gateway.settings.tls.require_client=true",
+    "services.reward.nodeSelector.disk=none",
+    "services.reward.settings.tls.require_client=false",
+    "services.tracking.replicas=1",
+    "tokenizers.timeout_s=7",
+    "trainer.extraEnv[0].name=HOME",
+    "trainer.extraEnv[0].value=/home/me",
+    "trainer.graceSeconds=300",
+    "trainer.weightsMbitPerSecond=400",
+)
 FETCH_S, HELM_S = 900.0, 240.0
 
 Object = dict[str, Any]
@@ -78,6 +100,12 @@ def render(helm: Run, shared_folder: Path) -> Callable[..., list[Object]]:
         return json.loads(path.read_text())
 
     return rendered
+
+
+@pytest.fixture(scope="session")
+def altered() -> tuple[str, ...]:
+    """`--set` arguments that change one value of each part."""
+    return ALTERED
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 
 from kubernetes_double.api.resources.custom import check_rules, schema_of
 from kubernetes_double.api.resources.schemas import Definitions, decode, validate
@@ -16,8 +15,6 @@ from paceline.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 Object = dict[str, Any]
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
-JOBS = [path for path in EXAMPLES if "kind" not in yaml.safe_load(path.read_text())]
 MINIMAL: Object = {
     "model": {"path": "/var/lib/paceline/models/small"},
     "tasks": {"environment": "arithmetic", "options": {"digits": 2, "deep": {"er": [1, None]}}},
@@ -55,22 +52,6 @@ def problems(definition: Object, value: Object, old: Object | None = None) -> li
     found += [f"{one.field}: {one.message}" for one in validate(schema, decoded.value)]
     broken = check_rules(schema, decoded.value, old)
     return found or [f"{one['field']}: {one['message']}" for one in broken]
-
-
-@pytest.mark.parametrize("path", JOBS, ids=lambda p: p.name)
-def test_the_example_jobs_are_accepted(path: Path, definition: Object) -> None:
-    spec = yaml.safe_load(path.read_text())
-    name = spec.pop("name")
-    assert problems(definition, training_job(spec, name)) == []
-
-
-def test_the_example_object_is_accepted(definition: Object) -> None:
-    read = [yaml.safe_load(path.read_text()) for path in EXAMPLES]
-    objects = [one for one in read if one.get("kind") == "TrainingJob"]
-    assert len(JOBS) >= 3
-    assert objects
-    for one in objects:
-        assert problems(definition, one) == []
 
 
 def test_every_field_of_the_job_file_is_in_the_schema(definition: Object) -> None:

@@ -42,6 +42,7 @@ def jobs() -> list[Any]:
                 job = {**head, "metadata": {"name": job.pop("name")}, "spec": job}
             if job.get("kind") == "TrainingJob":
                 found.append(pytest.param(job, id=str(path.relative_to(ROOT / "examples"))))
+    assert len(found) > 5
     return found
 
 

@@ -183,27 +183,18 @@ def test_the_gateway_knows_the_endpoints_of_environment_workers(started: Any) ->
     assert validate(GatewayOptions, other.options).endpoints == ()
 
 
-def test_settings_of_the_values_may_be_false_and_zero(started: Any) -> None:
-    sets = (
-        "services.gateway.settings.tls.require_client=true",
-        "services.reward.settings.tls.require_client=false",
-        "controller.scaling.idle_s=0",
-    )
-    found = started("default", *sets)
+def test_settings_of_the_values_may_be_false_and_zero(
+    started: Any, altered: tuple[str, ...]
+) -> None:
+    found = started("default", *altered)
     assert found["Deployment/rel-paceline-gateway"].tls.require_client is True
     assert found["Deployment/rel-paceline-reward"].tls.require_client is False
     options = validate(ControllerOptions, found["Deployment/rel-paceline-controller"].options)
     assert options.scaling.idle_s == 0
 
 
-def test_a_pool_has_settings_of_its_own(started: Any) -> None:
-    sets = (
-        "rollout.settings.site=here",
-        "rollout.settings.logs.level=DEBUG",
-        "rollout.pools.far.settings.site=there",
-        "rollout.pools.far.graceSeconds=9",
-    )
-    found = started("default", *sets)
+def test_a_pool_has_settings_of_its_own(started: Any, altered: tuple[str, ...]) -> None:
+    found = started("default", *altered)
     far, near = found["template/rollout-far.yaml"], found["template/rollout-default.yaml"]
     assert (far.site, near.site) == ("there", "here")
     assert (far.grace_s, near.grace_s) == (9, 30)
@@ -308,9 +299,8 @@ def test_issuer_gets_the_secrets_that_pods_mount(feature: str, render: Render, p
             assert {service, f"{service}.training.svc"} <= set(issue.names(component))
 
 
-def test_the_bandwidth_of_weights_can_be_capped(started: Any) -> None:
-    caps = ("trainer.weightsMbitPerSecond=400", "rollout.weightsMbitPerSecond=1500")
-    found = {s.kind: s.options for s in started("default", *caps).values()}
+def test_the_bandwidth_of_weights_can_be_capped(started: Any, altered: tuple[str, ...]) -> None:
+    found = {s.kind: s.options for s in started("default", *altered).values()}
     assert validate(TrainerOptions, found[WorkerKind.TRAINER]).weights_bytes_per_s == 50e6
     assert found[WorkerKind.ROLLOUT]["weights_mbit_per_s"] == 1500
     assert "weights_mbit_per_s" not in found[WorkerKind.EXPERIENCE]
@@ -331,10 +321,9 @@ def test_those_that_trace_know_where_to_and_read_their_secrets(started: Any) -> 
     assert all(one.tracing is None for one in started("default").values())
 
 
-def test_an_operator_says_where_tokenizers_run(started: Any) -> None:
+def test_an_operator_says_where_tokenizers_run(started: Any, altered: tuple[str, ...]) -> None:
     shared = {"environment", "gateway", "tracking"}
-    sets = ("services.tracking.replicas=1", "tokenizers.timeout_s=7")
-    found = {each.kind.value: each.tokenizers for each in started("default", *sets).values()}
+    found = {each.kind.value: each.tokenizers for each in started("default", *altered).values()}
     assert {found[kind].timeout_s for kind in shared} == {7.0}
     assert {found[kind].run_in for kind in shared} == {"process"}
     moved = started("default", "tokenizers.run_in=in_process").values()

@@ -308,8 +308,10 @@ def test_no_limits_by_default(render: Render, pods: Any) -> None:
         assert "limits" not in container_of(template).get("resources", {})
 
 
-def test_ranks_have_their_grace_before_torchrun_kills_them(render: Render, pods: Any) -> None:
-    trainer = pods(render("default", "trainer.graceSeconds=300"))["template/trainer.yaml"]
+def test_ranks_have_their_grace_before_torchrun_kills_them(
+    render: Render, pods: Any, altered: tuple[str, ...]
+) -> None:
+    trainer = pods(render("default", *altered))["template/trainer.yaml"]
     container = container_of(trainer)
     assert "grace_s=300" in container["args"]
     (kills,) = (e for e in container["env"] if e["name"] == "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
@@ -325,8 +327,10 @@ def test_experience_starts_again_with_another_store(render: Render) -> None:
     assert annotations("redis://a") != annotations("redis://b")
 
 
-def test_recreate_has_no_bounds_of_a_rolling_update(render: Render) -> None:
-    objects = render("default", "services.environment.strategy.type=Recreate")
+def test_recreate_has_no_bounds_of_a_rolling_update(
+    render: Render, altered: tuple[str, ...]
+) -> None:
+    objects = render("default", *altered)
     spec = named(objects, "Deployment")["rel-paceline-environment"]["spec"]
     assert spec["strategy"] == {"type": "Recreate"}
 

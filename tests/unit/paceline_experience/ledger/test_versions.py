@@ -273,6 +273,12 @@ class VersionsMachine(RuleBasedStateMachine):
         self.workers[name] = (self.version, None) if right else (kept, refusal(self.version))
 
     @rule()
+    def all_start_again_and_refuse(self) -> None:
+        """Even one that has served the version is not heard to say so any more."""
+        self.workers = {name: (-1, refusal(self.version)) for name in self.workers}
+        self.hear()
+
+    @rule()
     def hear(self) -> None:
         found = list(self.workers.values())
         serving = [version for version, _ in found]
