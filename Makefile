@@ -34,7 +34,7 @@ $(RUNTIME): pyproject.toml constraints.txt dev/install.py
 
 $(DEV): pyproject.toml tests/support/pyproject.toml $(DOUBLE)/pyproject.toml constraints.txt dev/install.py
 	@$(INSTALL_TORCH)
-	@$(INSTALL) $(VENV) --compile -c constraints.txt -e '.[local,dev]' -e tests/support -e $(DOUBLE)
+	@$(INSTALL) $(VENV) --compile -c constraints.txt -e '.[local,dev]' -e 'tests/support[cluster]' -e $(DOUBLE)
 	@# Only the server of MLflow: the whole distribution is 400 MB.
 	@$(INSTALL) $(VENV) --compile --no-deps "mlflow==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("mlflow-skinny"))')"
 	@touch $@

@@ -51,14 +51,6 @@ def versions_of(share: Any) -> set[int]:
     return {run.version for sample in samples for run in sample.versions}
 
 
-async def test_one_worker_that_serves_a_version_is_believed(store: Store, worlds: Worlds) -> None:
-    ledger = await worlds(store).started()
-    await ledger.versions.hear(serving=[0, -1], refusals=[None, refusal(0)])
-    assert (ledger.versions.accepted, ledger.versions.withdrawn) == (0, ())
-    await refuse(ledger, 0)  # the one that has served it is gone, or has started again
-    assert (ledger.versions.accepted, ledger.versions.withdrawn) == (0, ())
-
-
 async def test_a_version_waits_for_the_verdict_of_every_worker(
     store: Store, worlds: Worlds
 ) -> None:
@@ -122,15 +114,6 @@ async def test_a_trainer_that_publishes_anyway_is_not_asked_to(
     await refuse(ledger, 1)
     assert (await starting).publish_again
     assert (await ledger.publish_version(parent=1, **told)).version == 2
-
-
-async def test_a_version_without_a_verdict_is_never_withdrawn_later(
-    store: Store, worlds: Worlds
-) -> None:
-    ledger = await worlds(store).started()
-    await publish(ledger, 0, parent=0)
-    await refuse(ledger, 0)
-    assert ledger.versions.withdrawn == ()
 
 
 async def test_an_evaluation_of_a_withdrawn_version_is_that_of_the_next(
@@ -246,9 +229,11 @@ class VersionsMachine(RuleBasedStateMachine):
         self.run(self.store.close())
         self.runner.close()
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(names=st.sets(st.sampled_from(WORKERS)), served=st.booleans())
+    def begin(self, names: set[str], served: bool) -> None:
+        """Some workers are there, and may have loaded the first version."""
         self.ledger = self.run(self.world.started())
+        self.workers = dict.fromkeys(sorted(names), (0 if served else -1, None))
 
     @property
     def over(self) -> bool:
