@@ -26,7 +26,7 @@ from paceline.errors import InvalidError
 from paceline.plugins.allowed import AllowedTargets
 from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
-from paceline_experience.jobs.checks import here as of_experience
+from paceline_experience.jobs.submit import here as of_experience
 from paceline_gateway.submit import here as of_gateway
 from paceline_harness.models.folders import write_readable_model
 from paceline_harness.models.hub import serving_hub
