@@ -71,13 +71,13 @@ def portions(
 
     An item that is larger gets a portion of its own.
     """
-    found: list[list[Item]] = []
+    batches: list[list[Item]] = []
     remaining = 0
     for item in items:
         needed = size(item)
-        if not found or needed > remaining:
-            found.append([])
+        if not batches or needed > remaining:
+            batches.append([])
             remaining = max_size
-        found[-1].append(item)
+        batches[-1].append(item)
         remaining -= needed
-    return found
+    return batches

@@ -160,12 +160,12 @@ class GroupContext:
                     self._shown[key] = await transform(observation, context)
                 except InvalidError as error:  # it would fail for its siblings too
                     self._shown[key] = error
-        found = self._shown[key]
-        if isinstance(found, InvalidError):
-            raise type(found)(found.message)
-        if found.original and self.job.outside is None:
+        variant = self._shown[key]
+        if isinstance(variant, InvalidError):
+            raise type(variant)(variant.message)
+        if variant.original and self.job.outside is None:
             await self.first(observation)
-        return found
+        return variant
 
     def _transform_context(self, start: EpisodeStart) -> TransformContext:
         assignment = self.assignment
@@ -187,12 +187,12 @@ class GroupContext:
             PacelineError: the tokenizer is out of reach.
         """
         key = _key(observation)
-        found = self._rendered.get(key)
-        if found is None:
-            found = await self._render(key, observation)
-        if isinstance(found, InvalidError):
-            raise type(found)(found.message)
-        tokens, spans = found
+        rendered = self._rendered.get(key)
+        if rendered is None:
+            rendered = await self._render(key, observation)
+        if isinstance(rendered, InvalidError):
+            raise type(rendered)(rendered.message)
+        tokens, spans = rendered
         builder = TranscriptBuilder()
         builder.add_spans(tokens, spans)
         return builder
@@ -306,14 +306,14 @@ class Jobs:
         )
 
     async def _files(self, digests: Mapping[str, str]) -> dict[str, bytes]:
-        found = digests.items()
-        return {name: await artifacts.fetch(self._experience, digest) for name, digest in found}
+        entries = digests.items()
+        return {name: await artifacts.fetch(self._experience, digest) for name, digest in entries}
 
 
 def _topology(spec: JobSpec) -> Topology:
     plugin = spec.sampling.topology
-    if found := list(problems(spec, {"topologies", "transforms"}, in_process=True)):
-        raise InvalidError("; ".join(found))
+    if wrong := list(problems(spec, {"topologies", "transforms"}, in_process=True)):
+        raise InvalidError("; ".join(wrong))
     return partial(registry.find("topologies", plugin.kind), **plugin.options)
 
 
@@ -353,7 +353,7 @@ def build_context(
     evals = spec.eval_sets.items()
     options = {
         Purpose.TRAIN: {"": spec.tasks.options},
-        Purpose.EVAL: {name: {**spec.tasks.options, **each.options} for name, each in evals},
+        Purpose.EVAL: {name: {**spec.tasks.options, **evaluation.options} for name, evaluation in evals},
     }
     return JobContext(
         job_id=job_id,
@@ -364,7 +364,7 @@ def build_context(
         rewards=json.dumps([part.model_dump(mode="json") for part in spec.reward]),
         part_s=max(_part_s(part) for part in spec.reward),
         sampling=train,
-        eval_temperatures={name: each.temperature for name, each in evals},
+        eval_temperatures={name: evaluation.temperature for name, evaluation in evals},
         options=options,
         limits=limits,
         transform=_transform(spec, own_transform),
@@ -378,6 +378,6 @@ def _part_s(part: RewardSpec) -> float:
     Children report each score in time, or are replaced; programs and endpoints may all
     take as long as they may.
     """
-    told = declared(registry.options_of("rewards", part.kind))
-    takes_turns = told.programs or told.endpoints
+    declaration = declared(registry.options_of("rewards", part.kind))
+    takes_turns = declaration.programs or declaration.endpoints
     return part.timeout_s * (MAX_ITEMS if takes_turns else 1)

@@ -152,21 +152,21 @@ def messages(outbox: LeaseOutbox, **first: object) -> list[pb.LeaseRequest]:
 
     Progress comes first: it is only accepted for episodes that are still leased.
     """
-    made = [pb.LeaseRequest(**first)]  # pyright: ignore[reportArgumentType]
+    requests = [pb.LeaseRequest(**first)]  # pyright: ignore[reportArgumentType]
     for number, part in enumerate(
         portions(outbox.progress, size=_num_tokens, max_size=_MAX_TOKENS)
     ):
         if number:
-            made.append(pb.LeaseRequest())
-        made[-1].progress.extend(
+            requests.append(pb.LeaseRequest())
+        requests[-1].progress.extend(
             wire.to_proto(progress, types_pb2.EpisodeProgress) for progress in part
         )
-    last = made[-1]
+    last = requests[-1]
     last.credits, last.eval_credits = outbox.credits, outbox.eval_credits
     last.renew.extend(_key(key) for key in outbox.renew)
     last.renew_is_complete = outbox.renew_is_complete
-    last.give_back.extend(_key(*each) for each in outbox.give_back)
-    return made
+    last.give_back.extend(_key(*key) for key in outbox.give_back)
+    return requests
 
 
 def _num_tokens(progress: EpisodeProgress) -> int:

@@ -82,7 +82,7 @@ class Scoring:
             job = _JobQueue(job_id, tenant, rewards, code, self._timeout_s + part_s)
 
             async def send(items: list[_PendingScore]) -> None:
-                parts = portions(items, size=lambda each: each.item.ByteSize(), max_size=_MAX_BYTES)
+                parts = portions(items, size=lambda part: part.item.ByteSize(), max_size=_MAX_BYTES)
                 await asyncio.gather(*(self._send(job, part) for part in parts))
 
             self._jobs[job_id] = Coalescer(send, linger=self._linger, max_items=MAX_ITEMS)
@@ -173,9 +173,9 @@ class Scoring:
 
     def _pick(self, job_id: str, avoid: set[str]) -> Worker | None:
         """The least busy worker; one that has failed is retried only if there is no other."""
-        found = self._workers.of(job_id)
-        fresh = [worker for worker in found if worker.worker_id not in avoid]
-        return min(fresh or found, key=self._rank, default=None)
+        workers = self._workers.of(job_id)
+        fresh = [worker for worker in workers if worker.worker_id not in avoid]
+        return min(fresh or workers, key=self._rank, default=None)
 
     def _rank(self, worker: Worker) -> tuple[int, float]:
         return (self._pending.get(worker.worker_id, 0), worker.load.get("pending", 0.0))

@@ -64,9 +64,9 @@ class Stages:
 
     def of(self, job_id: str, version: int = -1) -> JobStages:
         """Those of a job; `version`: of the evaluation of this version."""
-        found = self.jobs.setdefault((job_id, version >= 0), JobStages())
-        found.version = version
-        return found
+        stages = self.jobs.setdefault((job_id, version >= 0), JobStages())
+        stages.version = version
+        return stages
 
     def end(self, job_id: str) -> None:
         """Forget a job, as far as no episodes of it are open."""

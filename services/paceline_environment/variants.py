@@ -71,25 +71,25 @@ class JobTransform:
             raise type(error)(f"{self._label}: {error.message}") from error
 
 
-def _checked(found: Any, observation: Observation, context: TransformContext) -> ShownVariant:
-    if not isinstance(found, Variant):
-        raise InvalidError(f"it returned {type(found).__name__}; Variant is needed")
-    if not found.messages and not found.text:
+def _checked(variant: Any, observation: Observation, context: TransformContext) -> ShownVariant:
+    if not isinstance(variant, Variant):
+        raise InvalidError(f"it returned {type(variant).__name__}; Variant is needed")
+    if not variant.messages and not variant.text:
         raise InvalidError("it returned an empty prompt")
-    messages: tuple[Any, ...] = tuple(found.messages)
-    if not all(isinstance(each, Message) for each in messages):
+    messages: tuple[Any, ...] = tuple(variant.messages)
+    if not all(isinstance(message, Message) for message in messages):
         raise InvalidError("it returned messages that are not of the type Message")
-    if found.train_as not in {"sampled", "original"}:
-        raise InvalidError(f"train_as {found.train_as!r}; allowed: sampled, original")
-    told = json.dumps({"variant": found.name, "meta": dict(found.meta)}, allow_nan=False)
-    if len(told) > MAX_PICK_BYTES:
-        raise InvalidError(f"a variant has {len(told)} bytes; at most {MAX_PICK_BYTES} are allowed")
-    meta = {**context.meta, **found.meta}
+    if variant.train_as not in {"sampled", "original"}:
+        raise InvalidError(f"train_as {variant.train_as!r}; allowed: sampled, original")
+    serialized = json.dumps({"variant": variant.name, "meta": dict(variant.meta)}, allow_nan=False)
+    if len(serialized) > MAX_PICK_BYTES:
+        raise InvalidError(f"a variant has {len(serialized)} bytes; at most {MAX_PICK_BYTES} are allowed")
+    meta = {**context.meta, **variant.meta}
     return ShownVariant(
-        observation=replace(observation, messages=messages, text=found.text),
-        name=found.name or context.variant,
+        observation=replace(observation, messages=messages, text=variant.text),
+        name=variant.name or context.variant,
         meta=json.dumps(meta) if meta else "",
-        original=found.train_as == "original",
+        original=variant.train_as == "original",
     )
 
 

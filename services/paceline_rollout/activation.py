@@ -197,10 +197,10 @@ class RequestQueue(Generic[Item]):
 
     def clear(self) -> list[Item]:
         """Remove and return all requests."""
-        found = [item for queue in self._queues() for item in queue.values()]
+        items = [item for queue in self._queues() for item in queue.values()]
         for queue in self._queues():
             queue.clear()
-        return found
+        return items
 
     def _queues(self) -> tuple[OrderedDict[str, Item], ...]:
         return (self._pinned, self._unpinned, self._future)

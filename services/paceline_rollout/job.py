@@ -64,7 +64,7 @@ def build_engine(
     rollout, kind = spec.rollout, spec.rollout.engine.kind
     with importing():
         make: EngineFactory = registry.find("engines", kind)
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model_dir": folder if (folder / "config.json").exists() else None,
         "dtype": spec.model.dtype,
         "max_context": spec.sampling.max_context,
@@ -78,11 +78,11 @@ def build_engine(
     if settings := (engines or {}).get(kind):
         if "settings" not in known:
             raise ConfigError(f"options.engines.{kind}: this engine takes no settings of a pool")
-        given["settings"] = settings
+        arguments["settings"] = settings
     if memory_share is not None and "memory_share" in known:
-        given["memory_share"] = memory_share
+        arguments["memory_share"] = memory_share
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
-    reserved = {*given, "settings", "memory_share"}
+    reserved = {*arguments, "settings", "memory_share"}
     unknown = sorted(
         name for name in options if name in reserved or not (open_ended or name in known)
     )
@@ -91,13 +91,13 @@ def build_engine(
         raise ConfigError(
             f"rollout.engine.{unknown[0]}: unknown option of {kind!r}; allowed: {allowed}"
         )
-    return make(**given, **options)
+    return make(**arguments, **options)
 
 
 def _hidden_size(config: Path) -> int:
     """Of the model, from its configuration; 0 if that does not say."""
     if not config.exists():
         return 0
-    found = json.loads(config.read_text())
-    value = found.get("hidden_size") or found.get("text_config", {}).get("hidden_size")
+    model_config = json.loads(config.read_text())
+    value = model_config.get("hidden_size") or model_config.get("text_config", {}).get("hidden_size")
     return value if isinstance(value, int) else 0

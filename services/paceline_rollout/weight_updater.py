@@ -142,7 +142,7 @@ class WeightUpdater:
 
     def _receiving(self) -> WorkerPhase:
         wanted, total = self._receiver.wanted, float(self.newest.num_bytes)
-        transfers = (each for each in self._receiver.progress() if each.version == wanted)
+        transfers = (transfer for transfer in self._receiver.progress() if transfer.version == wanted)
         parts = next(((e.num_ready / e.num_chunks) for e in transfers if e.num_chunks), 0.0)
         return WorkerPhase(Phase.RECEIVING_WEIGHTS, wanted, parts * total, total)
 
@@ -188,11 +188,11 @@ class WeightUpdater:
                     self._roster.WatchRoute, request, timeout_s=WATCH_TIMEOUT_S
                 ):
                     attempt = 0
-                    found = wire.from_proto(route, Route)
-                    self._routed_ns.setdefault(found.version.version, self._tracer.now())
-                    self.newest = found.version
-                    if not self._receiver.route(found) and self.active.version >= 0:
-                        await self._changed(found.version.version, False)
+                    parsed = wire.from_proto(route, Route)
+                    self._routed_ns.setdefault(parsed.version.version, self._tracer.now())
+                    self.newest = parsed.version
+                    if not self._receiver.route(parsed) and self.active.version >= 0:
+                        await self._changed(parsed.version.version, False)
             except DeadlineError:
                 continue
             except PacelineError as error:
@@ -273,7 +273,7 @@ class WeightUpdater:
     async def _check(self, staging: Staging) -> CanaryVerdict:
         """What the canary, and now and then the bytes, say of the weights that are loaded."""
         header = staging.header
-        scored = [await self._engine.score(each.tokens) for each in header.canary.sequences]
+        scored = [await self._engine.score(sequence.tokens) for sequence in header.canary.sequences]
         self._check_active(header.version)
         verdict = self._rule.verdict(header.canary, scored)
         self._metrics.set("weight_canary_ratio", verdict.ratio, job=self._job_id)

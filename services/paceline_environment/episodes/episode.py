@@ -309,7 +309,7 @@ class Episode:
         if not is_other or self._own is None or self._job.outside is not None:
             return transcripts
         prompt = (await self._group.first(self._own)).build()
-        return tuple(with_prompt(each, prompt) for each in transcripts)
+        return tuple(with_prompt(transcript, prompt) for transcript in transcripts)
 
     def _trajectory(
         self,

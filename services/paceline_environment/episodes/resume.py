@@ -27,7 +27,7 @@ class ResumePlan:
 
 def has_begun(progress: EpisodeProgress) -> bool:
     """Whether there is anything to resume, or to lose."""
-    return any(each.tokens or each.replies for each in progress.transcripts[:1])
+    return any(transcript.tokens or transcript.replies for transcript in progress.transcripts[:1])
 
 
 def num_policy_tokens(progress: EpisodeProgress) -> int:

@@ -57,13 +57,13 @@ class ChatHistory:
         added: ChatMessage = {"role": message.role, "content": message.content}
         if message.tool_calls:
             first = len(self.messages)
-            calls = [_call(each, f"call_{first}_{n}") for n, each in enumerate(message.tool_calls)]
+            calls = [_call(call, f"call_{first}_{n}") for n, call in enumerate(message.tool_calls)]
             added["tool_calls"] = calls
         self.messages.append(added)
         self._await_answers(added)
 
     def _await_answers(self, message: ChatMessage) -> None:
-        self._unanswered = [each["id"] for each in message.get("tool_calls", ())]
+        self._unanswered = [call["id"] for call in message.get("tool_calls", ())]
         self._called = len(self.messages) - 1
 
     def _answer(self, message: Message) -> None:
@@ -79,9 +79,9 @@ class ChatHistory:
         """Show the last calls, which are not all answered, and their answers as plain text."""
         caller = self.messages[self._called]
         calls = caller.pop("tool_calls")
-        functions = [each["function"] for each in calls]
+        functions = [call["function"] for call in calls]
         caller["content"] = action_of(
-            caller["content"], [(each["name"], each["arguments"]) for each in functions]
+            caller["content"], [(function["name"], function["arguments"]) for function in functions]
         )
         for answer in self.messages[self._called + 1 :]:
             answer.pop("tool_call_id", None)

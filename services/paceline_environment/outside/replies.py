@@ -42,14 +42,14 @@ def read_turn(answer: Mapping[str, Any]) -> ChatTurn:
     message = _object(choice.get("message"), "choices[0].message")
     content = encodable(_text(message.get("content")) or _text(message.get("refusal")))
     shown: ChatMessage = {"role": "assistant", "content": content}
-    calls = [_call(each, number) for number, each in enumerate(_list(message.get("tool_calls")))]
+    calls = [_call(call, number) for number, call in enumerate(_list(message.get("tool_calls")))]
     if calls:
         shown["tool_calls"] = calls
-    functions = [each["function"] for each in calls]
+    functions = [call["function"] for call in calls]
     usage = answer.get("usage")
     usage = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
     reply = Reply(
-        text=action_of(content, [(each["name"], each["arguments"]) for each in functions]),
+        text=action_of(content, [(function["name"], function["arguments"]) for function in functions]),
         model=_name(answer.get("model")),
         finish_reason=_name(choice.get("finish_reason")),
         prompt_tokens=_count(usage.get("prompt_tokens")),
@@ -67,8 +67,8 @@ def filtered(error: RefusedError) -> ChatTurn | None:
 
 def is_full(error: RefusedError) -> bool:
     """Whether a server says that the dialogue is longer than the model's context."""
-    told = f"{error.code} {error.message}".casefold()
-    return any(each in told for each in _FULL)
+    refusal = f"{error.code} {error.message}".casefold()
+    return any(phrase in refusal for phrase in _FULL)
 
 
 def _first(answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,17 +92,17 @@ def eligible(
     Raises:
         VersionGoneError: all workers are past the pinned version.
     """
-    found = [each for each in candidates if each.version >= 0]
+    usable = [candidate for candidate in candidates if candidate.version >= 0]
     if pinned >= 0:
-        serving = [each for each in found if each.version == pinned]
-        behind = [each for each in found if each.version < pinned]
-        if found and not serving and not behind:
+        serving = [candidate for candidate in usable if candidate.version == pinned]
+        behind = [candidate for candidate in usable if candidate.version < pinned]
+        if usable and not serving and not behind:
             raise VersionGoneError(f"no rollout worker serves version {pinned}")
-        found = serving or behind
+        usable = serving or behind
     else:
-        found = [each for each in found if each.version >= min_version]
-    fresh = [p for p in found if p.worker_id not in avoid and p.backoff_until <= now]
-    return fresh or found
+        usable = [candidate for candidate in usable if candidate.version >= min_version]
+    fresh = [p for p in usable if p.worker_id not in avoid and p.backoff_until <= now]
+    return fresh or usable
 
 
 def pick(
@@ -121,16 +121,16 @@ def pick(
     reports would otherwise all choose the same worker. Both draw and cost are weighted by capacity.
     """
     # A turn pinned to a future version takes no slot before the worker has that version.
-    free = [each for each in candidates if each.has_slot or each.version < pinned]
+    free = [candidate for candidate in candidates if candidate.has_slot or candidate.version < pinned]
     if len(free) < 2:
         return free[0] if free else None
-    largest = max([each.capacity for each in free]) or 1
-    drawn = _two(free, [each.capacity or largest for each in free], rng)
-    drawn += [each for each in free if each.worker_id in held]
+    largest = max([candidate.capacity for candidate in free]) or 1
+    drawn = _two(free, [candidate.capacity or largest for candidate in free], rng)
+    drawn += [candidate for candidate in free if candidate.worker_id in held]
 
-    def cost(each: RolloutCandidate) -> float:
-        load = each.tokens * largest / (each.capacity or largest)
-        return load - prefix_value * held.get(each.worker_id, 0)
+    def cost(candidate: RolloutCandidate) -> float:
+        load = candidate.tokens * largest / (candidate.capacity or largest)
+        return load - prefix_value * held.get(candidate.worker_id, 0)
 
     return min(drawn, key=cost)
 

@@ -32,7 +32,7 @@ class RouterSlot:
 class _PendingTurn:
     turn: Turn
     avoid: Set[str]
-    found: asyncio.Future[RouterSlot]
+    slot: asyncio.Future[RouterSlot]
 
 
 class RolloutRouter:
@@ -125,10 +125,10 @@ class RolloutRouter:
     def has_others(self, turn: Turn, worker_id: str) -> bool:
         """Whether another worker serves the version of a turn, or will."""
         try:
-            found = self._eligible(turn, frozenset())
+            others = self._eligible(turn, frozenset())
         except VersionGoneError:
             return False
-        return any(candidate.worker_id != worker_id for candidate in found)
+        return any(candidate.worker_id != worker_id for candidate in others)
 
     def _count_queued(self, turn: Turn, sign: int) -> None:
         self.queued_tokens[turn.job_id] += sign * turn.weight
@@ -198,5 +198,5 @@ class RolloutRouter:
         return slot
 
 
-def _succeeded(found: asyncio.Future[RouterSlot]) -> bool:
-    return found.done() and not found.cancelled() and found.exception() is None
+def _succeeded(slot: asyncio.Future[RouterSlot]) -> bool:
+    return slot.done() and not slot.cancelled() and slot.exception() is None

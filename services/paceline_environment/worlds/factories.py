@@ -67,7 +67,7 @@ def check_settings(settings: Settings) -> None:
     Raises:
         ConfigError: an environment is not installed, or has no such setting.
     """
-    for name, given in settings.items():
+    for name, values in settings.items():
         try:
             model = registry.environment(name).settings
         except InvalidError as error:
@@ -75,6 +75,6 @@ def check_settings(settings: Settings) -> None:
         if not model:
             raise ConfigError(f"options.worlds.{name}: this environment has no settings")
         try:
-            validate(attribute(model), given)
+            validate(attribute(model), values)
         except ConfigError as error:
             raise ConfigError(f"options.worlds.{name}: {error.message}") from None

@@ -97,9 +97,9 @@ class JobProcesses:
         async with self._starting:
             if self._closed:
                 raise WorldError(f"environment: {self._closed}")
-            usable = [each for each in self._hosts if each.usable]
-            best = min(usable, key=lambda each: each.episodes, default=None)
-            num_alone = sum(each.alone for each in self._hosts)
+            usable = [host for host in self._hosts if host.usable]
+            best = min(usable, key=lambda host: host.episodes, default=None)
+            num_alone = sum(host.alone for host in self._hosts)
             if alone and num_alone >= MAX_ALONE:
                 raise WorldError("environment: too many of its processes have ended")
             full = best is None or best.episodes >= self._episodes
@@ -141,15 +141,15 @@ class JobProcesses:
 
         An idle one, or with `moving` one whose episodes can be moved to the others of this job.
         """
-        found = [each for each in self._hosts if not each.episodes]
-        if not found and moving:
-            shared = [each for each in self._hosts if not each.alone]
-            movable = [each for each in shared if each.replayable and len(shared) > 1]
-            found = sorted(movable, key=lambda each: each.episodes)
-        if not found:
+        idle = [host for host in self._hosts if not host.episodes]
+        if not idle and moving:
+            shared = [host for host in self._hosts if not host.alone]
+            movable = [host for host in shared if host.replayable and len(shared) > 1]
+            idle = sorted(movable, key=lambda host: host.episodes)
+        if not idle:
             return False
-        found[0].killed = True
-        await self._drop(found[0], "another job needs its place")
+        idle[0].killed = True
+        await self._drop(idle[0], "another job needs its place")
         return True
 
     async def leave(self, host: HostProcess) -> None:

@@ -51,7 +51,7 @@ def _fields(context: TransformContext) -> dict[str, Any]:
         "seed": context.seed,
         "variant": context.variant,
         "meta": dict(context.meta),
-        "tasks": [asdict(each) for each in context.tasks],
+        "tasks": [asdict(task) for task in context.tasks],
     }
 
 

@@ -140,9 +140,9 @@ class JobWorlds:
         """End an idle process, or one of the job with the most unless `owner` then had more."""
         own = self._jobs.get(owner.job_id)
         least = own.num_processes + 2 if own is not None else 2
-        others = [each for each in self._jobs.values() if each is not own]
-        for each in sorted(others, key=lambda each: -each.num_processes):
-            if await each.give(moving=each.num_processes >= least):
+        others = [job for job in self._jobs.values() if job is not own]
+        for job in sorted(others, key=lambda job: -job.num_processes):
+            if await job.give(moving=job.num_processes >= least):
                 return
 
     async def prepare(self, code: str, owner: QueueOwner) -> None:
@@ -170,12 +170,12 @@ class JobWorlds:
         """End stuck and idle processes, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            for each in list(self._jobs.values()):
-                await each.sweep()
+            for job in list(self._jobs.values()):
+                await job.sweep()
 
     async def close(self) -> None:
         """Kill all processes."""
-        await asyncio.gather(*(each.close() for each in self._jobs.values()))
+        await asyncio.gather(*(job.close() for job in self._jobs.values()))
 
 
 async def _no_code() -> CodeFolder:

@@ -30,10 +30,10 @@ def filled(template: str, fields: Mapping[str, str], *, option: str) -> str:
     if unknown := sorted(fields_of(template) - fields.keys()):
         allowed = ", ".join([*fields][:_LISTED]) or "none"
         raise InvalidError(f"tasks.options.{option}: {{{unknown[0]}}}; allowed: {allowed}")
-    return _FIELD.sub(lambda found: fields[found[1]], template)
+    return _FIELD.sub(lambda match: fields[match[1]], template)
 
 
-def said(text: str, *, system_prompt: str = "") -> Observation:
+def user_message(text: str, *, system_prompt: str = "") -> Observation:
     """A message of the user, after the system prompt if there is one."""
     user = Message("user", text)
     if not system_prompt:

@@ -61,26 +61,26 @@ def hermes(text: str) -> Calls:
 
     The closing tag may be missing at the end of the text. Those beyond `MAX_CALLS` are not read.
     """
-    found: list[ToolCall | BadCall] = []
+    calls: list[ToolCall | BadCall] = []
     start = text.find(_OPEN)
-    while start >= 0 and len(found) < MAX_CALLS:
+    while start >= 0 and len(calls) < MAX_CALLS:
         call, end = _json_call(text, start + len(_OPEN), _AFTER_HERMES, f"{_CLOSE} is missing")
-        found.append(call)
+        calls.append(call)
         start = text.find(_OPEN, end)
-    return tuple(found)
+    return tuple(calls)
 
 
 def llama3_json(text: str) -> Calls:
     """Calls as Llama 3.1 and 3.2 write them: the whole turn is JSON, several calls with `;`."""
     text = text.strip().removeprefix(_PYTHON_TAG).strip()
-    found: list[ToolCall | BadCall] = []
+    calls: list[ToolCall | BadCall] = []
     at = 0
-    while at < len(text) and len(found) < MAX_CALLS and (found or text.startswith("{")):
+    while at < len(text) and len(calls) < MAX_CALLS and (calls or text.startswith("{")):
         call, at = _json_call(text, at, _AFTER_LLAMA, "there is text after the JSON")
-        found.append(call)
+        calls.append(call)
         if isinstance(call, BadCall):
             break
-    return tuple(found)
+    return tuple(calls)
 
 
 def pythonic(text: str) -> Calls:
@@ -130,7 +130,7 @@ def _python_call(node: ast.expr) -> ToolCall | BadCall:
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return BadCall("has an argument without a name")
     try:
-        values = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
+        values = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
     except (ValueError, TypeError, RecursionError, MemoryError):
         return BadCall("has an argument that is no literal")
     return _checked(node.func.id, values)

@@ -60,15 +60,15 @@ class _Tool:
         self.schema = self._described.schema
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """What the function returns, or what is wrong."""
+        """The function's result, or the problem as text."""
         try:
-            given = self._described.model.model_validate(arguments)
+            parsed = self._described.model.model_validate(arguments)
         except ValidationError as error:
             wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:4]]
             return f"error: {'; '.join(wrong)}"
         names = self._described.names.items()
         try:
-            return self._function(**{name: getattr(given, field) for field, name in names})
+            return self._function(**{name: getattr(parsed, field) for field, name in names})
         except ValueError as error:
             return f"error: {error}"
 
@@ -95,11 +95,14 @@ def _describe(function: Function, *, is_method: bool) -> _Described:
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
     parameters = list(inspect.signature(function).parameters.values())
-    for index, each in enumerate(parameters[is_method:]):
-        default = ... if each.default is each.empty else each.default
+    for index, parameter in enumerate(parameters[is_method:]):
+        default = ... if parameter.default is parameter.empty else parameter.default
         # By alias, since a parameter may have a name that pydantic reserves.
-        names[f"argument{index}"] = each.name
-        fields[f"argument{index}"] = (hints.get(each.name, str), Field(default, alias=each.name))
+        names[f"argument{index}"] = parameter.name
+        fields[f"argument{index}"] = (
+            hints.get(parameter.name, str),
+            Field(default, alias=parameter.name),
+        )
     config = ConfigDict(extra="forbid", allow_inf_nan=False)
     model = create_model(function.__name__, __config__=config, **fields)
     schema = model.model_json_schema(schema_generator=_Untitled)

@@ -45,10 +45,10 @@ def _load(
     plugins: Sequence[PluginSpec],
 ) -> list[Slot]:
     """Slots under names of their own: plans and metrics are by name, whatever the kind."""
-    found: list[Slot] = []
+    slots: list[Slot] = []
     for plugin in plugins:
         seen[plugin.kind] += 1
         number = seen[plugin.kind]
         name = plugin.kind if number == 1 else f"{plugin.kind}_{number}"
-        found.append(find_slot(kind, f"trainer.{field}", plugin, name=name, allowed=allowed))
-    return found
+        slots.append(find_slot(kind, f"trainer.{field}", plugin, name=name, allowed=allowed))
+    return slots

@@ -21,7 +21,7 @@ from paceline.objective.slot import Slot
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlan:
-    """What slots have found in the whole update, by slot, and its denominators."""
+    """Plans of the slots for a whole update, by slot, and its denominators."""
 
     by_slot: dict[str, tuple[Any, ...]]
     scale: Scale
@@ -57,7 +57,7 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the trainer has to compute for the slots."""
+        """Quantities that the trainer has to compute for the slots."""
         return self.proximal.needs.union(*(slot.needs for slot in (*self.slots, *self.hooks)))
 
     @property
@@ -67,9 +67,9 @@ class Objective:
 
     @property
     def plans_on_scores(self) -> bool:
-        """Whether plans read what only a forward pass with the current policy tells."""
-        found = [slot.planned for slot in self.slots if slot.planned is not None]
-        return "entropy" in self.needs or any(each.needs_logprobs for each in found)
+        """Whether plans need a forward pass with the current policy."""
+        plans = [slot.planned for slot in self.slots if slot.planned is not None]
+        return "entropy" in self.needs or any(plan.needs_logprobs for plan in plans)
 
     @property
     def logit_slots(self) -> list[Slot]:
@@ -79,8 +79,8 @@ class Objective:
 
     def centre(self, known: KnownTokens) -> Between | Tensor | None:
         """Log-probs [N] of the proximal policy; None: equal to those of the only update."""
-        found: Between | Tensor | None = self.proximal(known)
-        return found
+        center: Between | Tensor | None = self.proximal(known)
+        return center
 
     @torch.no_grad()
     def scale_step(self, whole: WholeBatch) -> StepScale:
@@ -122,27 +122,27 @@ class Objective:
     ) -> Loss:
         """The loss of a micro-batch, with sums and maxima for the log of each slot.
 
-        `of_logits`: what each of the `logit_slots` has found, [N].
+        `of_logits`: the result of each of the `logit_slots`, [N].
         """
         by_slot = {} if plan is None else plan.by_slot
         names = [slot.name for slot in self.logit_slots]
-        found_of = dict(zip(names, of_logits, strict=True))
+        logits_by_slot = dict(zip(names, of_logits, strict=True))
         log = _SlotLog(tokens)
         for slot in self._shaping:
             shaped = slot(_detached(tokens), *by_slot.get(slot.name, ()))
             tokens = replace(tokens, advantages=shaped)
         weights = self._weights(_detached(tokens), by_slot, log.weights)
-        given = _with_logits(tokens, self._surrogate, found_of)
-        found = self._surrogate(given, *by_slot.get(self._surrogate.name, ()))
-        log.surrogate(tokens, found.clipped, weights)
-        log.sums |= {f"{self._surrogate.name}_{name}": x for name, x in found.sums.items()}
+        inputs = _with_logits(tokens, self._surrogate, logits_by_slot)
+        surrogate = self._surrogate(inputs, *by_slot.get(self._surrogate.name, ()))
+        log.surrogate(tokens, surrogate.clipped, weights)
+        log.sums |= {f"{self._surrogate.name}_{name}": x for name, x in surrogate.sums.items()}
         counted = weights > 0 if self._after_masks else None
         scale = tokens.scale if plan is None else plan.scale
         tokens = replace(tokens, correction=weights, counted=counted, scale=scale)
-        losses = found.loss * weights
+        losses = surrogate.loss * weights
         for slot in self._regularisers:
-            given = _with_logits(tokens, slot, found_of)
-            added = slot(given, *by_slot.get(slot.name, ()))
+            inputs = _with_logits(tokens, slot, logits_by_slot)
+            added = slot(inputs, *by_slot.get(slot.name, ()))
             if counted is not None:  # as many tokens as the loss is divided by
                 added = added * counted
             log.sums[slot.name] = added.detach().sum()
@@ -202,8 +202,8 @@ class _SlotLog:
         self.maxima["ratio_max"] = _largest(ratio)
 
 
-def _with_logits(tokens: TokenBatch, slot: Slot, found: Mapping[str, Tensor]) -> TokenBatch:
-    return replace(tokens, of_logits=found[slot.name]) if slot.name in found else tokens
+def _with_logits(tokens: TokenBatch, slot: Slot, by_slot: Mapping[str, Tensor]) -> TokenBatch:
+    return replace(tokens, of_logits=by_slot[slot.name]) if slot.name in by_slot else tokens
 
 
 def _detached(tokens: TokenBatch) -> TokenBatch:

@@ -38,12 +38,12 @@ class Slot:
         return logits_of(self.function)
 
     def on_logits(self, rows: LogitRows) -> Tensor:
-        """What its function of logits returns, [n]."""
+        """Result of its function of logits, [n]."""
         assert self.of_logits is not None
         return self.of_logits(rows, self.options)
 
     def plan(self, whole: WholeBatch) -> tuple[Any, ...]:
-        """What its function is called with in addition: the result of its plan, or nothing."""
+        """Extra arguments of its function: the result of its plan, or nothing."""
         planned = self.planned
         return () if planned is None else (planned.plan(whole, self.options),)
 
@@ -82,7 +82,7 @@ def bind(function: Any, options: Mapping[str, Any], *, where: str, name: str) ->
         raise InvalidError(f"{where}: must be a function with a parameter `options`")
     model: Any = get_type_hints(function)["options"]
     try:
-        found = validate(model, dict(options))
+        parsed = validate(model, dict(options))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    return Slot(name, function, found, frozenset(declared(model).needs_with(options)))
+    return Slot(name, function, parsed, frozenset(declared(model).needs_with(options)))

@@ -29,7 +29,7 @@ def expected(task: Task, field: str) -> str:
 
 
 def whole(task: Task, field: str) -> str:
-    """As `expected`, for a response that has to be all of it.
+    """The `expected` answer, for a response that must equal it as a whole.
 
     Raises:
         InvalidError: also if it is a worked solution, which no response repeats.
@@ -57,12 +57,12 @@ def field_of(task: Task, field: str) -> Any:
 
 
 def final(answer: str) -> str:
-    """What follows the mark of a worked solution, as GSM8K has them: `... #### 72` is `72`."""
+    """The text after the mark of a worked solution, as in GSM8K: `... #### 72` gives `72`."""
     return answer.rpartition("####")[2].strip()
 
 
 def in_tags(response: str) -> str:
-    """What the last `<answer>` and `</answer>` enclose; without them the whole response."""
+    """The text between the last `<answer>` and `</answer>`; without them the whole response."""
     _, begun, rest = response.rpartition("<answer>")
     answer, ended, _ = rest.partition("</answer>")
     return answer.strip() if begun and ended else response

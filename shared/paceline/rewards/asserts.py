@@ -91,8 +91,8 @@ def _type(value: Any) -> type:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    each.__name__: each
-    for each in (
+    function.__name__: function
+    for function in (
         *(abs, all, any, bool, dict, float, frozenset, int, isinstance, len, list, max, min),
         *(set, sorted, str, sum, tuple, Counter, math.isclose),
     )
@@ -147,7 +147,7 @@ class Asserts:
     """Over the values of the expressions, which are named by their numbers."""
 
     def stdin(self) -> bytes:
-        """What `CALLS` reads."""
+        """The input of `CALLS`."""
         return json.dumps(self.steps).encode()
 
     def hold(self, stdout: str) -> bool:
@@ -155,11 +155,11 @@ class Asserts:
         _, mark, rest = stdout.rpartition(MARK)
         try:
             results = cast(list[Any], json.loads(rest)) if mark else []
-            names = {_value_name(i): _decoded(each) for i, each in enumerate(results)}
+            names = {_value_name(i): _decoded(result) for i, result in enumerate(results)}
             if len(names) != sum(kind == "eval" for kind, _ in self.steps):
                 return False
             # Nothing but literals, operators and calls of `_NAMES` is in a condition.
-            return all(eval(each, _NAMES | names) for each in self.conditions)
+            return all(eval(condition, _NAMES | names) for condition in self.conditions)
         except _NO_RESULT:
             return False
 
@@ -188,7 +188,7 @@ def take_apart(text: str) -> Asserts:
 
 def _bound(statements: list[ast.stmt]) -> list[str]:
     """Names that statements bind, but for imports."""
-    nodes = [node for each in statements for node in ast.walk(each)]
+    nodes = [node for statement in statements for node in ast.walk(statement)]
     definitions = (ast.FunctionDef, ast.ClassDef)
     return [
         *(node.id for node in nodes if isinstance(node, ast.Name) and _is_stored(node)),
@@ -240,7 +240,7 @@ class _Parts:
 
     def names_of_program(self) -> set[str]:
         """Names in what the program evaluates."""
-        nodes = (node for _, each in self.steps for node in ast.walk(each))
+        nodes = (node for _, step in self.steps for node in ast.walk(step))
         return {node.id for node in nodes if isinstance(node, ast.Name)}
 
     def add(self, statement: ast.stmt) -> None:
@@ -270,16 +270,16 @@ class _Parts:
             case ast.Name(id=name) if self._is_function(name):
                 return node
             case ast.List(elts=items) | ast.Tuple(elts=items):
-                return type(node)([self.judged(each) for each in items], ast.Load())
+                return type(node)([self.judged(item) for item in items], ast.Load())
             case ast.Set(elts=items):
-                return ast.Set([self.judged(each) for each in items])
+                return ast.Set([self.judged(item) for item in items])
             case ast.Dict(keys=keys, values=values) if None not in keys:
-                judged = [self.judged(cast(ast.expr, each)) for each in keys]
-                return ast.Dict(cast(Any, judged), [self.judged(each) for each in values])
+                judged = [self.judged(cast(ast.expr, key)) for key in keys]
+                return ast.Dict(cast(Any, judged), [self.judged(value) for value in values])
             case ast.UnaryOp(op=op, operand=operand):
                 return ast.UnaryOp(op, self.judged(operand))
             case ast.BoolOp(op=op, values=values):
-                return ast.BoolOp(op, [self.judged(each) for each in values])
+                return ast.BoolOp(op, [self.judged(value) for value in values])
             case ast.Compare():
                 return self._comparison(node)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
@@ -296,16 +296,18 @@ class _Parts:
     def _comparison(self, node: ast.Compare) -> ast.expr:
         operands, computed = [node.left, *node.comparators], 0
         judged: list[ast.expr] = []
-        for each in operands:
+        for operand in operands:
             before = len(self.steps)
-            judged.append(self.judged(each))
+            judged.append(self.judged(operand))
             computed += len(self.steps) > before
         if computed == len(operands):
             raise InvalidError(
                 f"{_quoted(node)} compares what the program computes with what it computes; one "
                 "side has to be a literal"
             )
-        exact = any(isinstance(each, ast.Constant) and _is_single(each) for each in operands)
+        exact = any(
+            isinstance(operand, ast.Constant) and _is_single(operand) for operand in operands
+        )
         return ast.Compare(judged[0], [_identity(op, exact) for op in node.ops], judged[1:])
 
     def _call(self, node: ast.Call) -> ast.expr:
@@ -315,8 +317,10 @@ class _Parts:
             return self._value(node)
         before = len(self.steps)
         try:
-            arguments = [self.judged(each) for each in node.args]
-            keywords = [ast.keyword(each.arg, self.judged(each.value)) for each in node.keywords]
+            arguments = [self.judged(argument) for argument in node.args]
+            keywords = [
+                ast.keyword(keyword.arg, self.judged(keyword.value)) for keyword in node.keywords
+            ]
         except InvalidError:  # for example `sorted(f(1), key=lambda ...)`
             del self.steps[before:]
             return self._value(node)
@@ -384,8 +388,8 @@ def _decoded(value: Any) -> Any:
         case "range":
             return _range(*contents)
         case "dict":
-            return {_decoded(key): _decoded(each) for key, each in contents}
+            return {_decoded(key): _decoded(item) for key, item in contents}
         case _:
             kinds = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "iter": iter}
-            items: list[Any] = [_decoded(each) for each in contents]
+            items: list[Any] = [_decoded(item) for item in contents]
             return kinds[kind](items)

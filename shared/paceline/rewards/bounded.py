@@ -83,5 +83,5 @@ def _limit_memory(memory_bytes: int, limits: tuple[int, int]) -> None:
         return
     pages = int(statm.read_text().split()[0])
     most = pages * os.sysconf("SC_PAGE_SIZE") + memory_bytes
-    present = [each for each in limits if each != resource.RLIM_INFINITY]
+    present = [limit for limit in limits if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min([most, *present]), limits[1]))

@@ -104,8 +104,8 @@ async def code(
 
 def program_in(response: str) -> str:
     """The last fenced block of Python, or the whole response."""
-    found = _FENCED.findall(response)
-    return found[-1] if found else response
+    programs = _FENCED.findall(response)
+    return programs[-1] if programs else response
 
 
 def _is_syntax_error(outcome: ProgramOutcome) -> bool:
@@ -114,7 +114,7 @@ def _is_syntax_error(outcome: ProgramOutcome) -> bool:
 
 
 def _why(number: int, outcome: ProgramOutcome) -> str:
-    """What was wrong with the first test that failed, without its expected answer."""
+    """Why the first failed test failed, without its expected answer."""
     match outcome.ending:
         case ProgramEnding.TIMEOUT:
             what = f"took more than {outcome.seconds:.3g} s"

@@ -22,10 +22,10 @@ _CALL = """
 def _paceline_call():
     import json as _json, sys as _sys
     name, arguments = _json.loads(_sys.stdin.read())
-    found = globals().get(name)
-    if found is None and "Solution" in globals():
-        found = getattr(globals()["Solution"](), name)
-    result = found(*arguments)
+    function = globals().get(name)
+    if function is None and "Solution" in globals():
+        function = getattr(globals()["Solution"](), name)
+    result = function(*arguments)
     _sys.stdout.write("\\n{mark}" + _json.dumps(result) + "\\n")
     _sys.stdout.flush()
 
@@ -35,7 +35,7 @@ _paceline_call()
 
 
 class TestStatus(StrEnum):
-    """What became of a test."""
+    """Outcome of a test."""
 
     __test__ = False
 
@@ -62,11 +62,13 @@ def tests_of(task: Task, field: str) -> list[ProgramTest]:
             judged outside of the program.
     """
     payload: Any = json.loads(task.payload)
-    found: Any = payload.get(field) if isinstance(payload, dict) else None
+    tests_field: Any = payload.get(field) if isinstance(payload, dict) else None
     try:
-        if isinstance(found, str):  # as columns of data sets have it
-            found = json.loads(found) if found.lstrip()[:1] in {"[", "{"} else [found]
-        tests = _tests(found)
+        if isinstance(tests_field, str):  # as columns of data sets have it
+            tests_field = (
+                json.loads(tests_field) if tests_field.lstrip()[:1] in {"[", "{"} else [tests_field]
+            )
+        tests = _tests(tests_field)
     except InvalidError as error:
         raise InvalidError(
             f"payload of task {task.task_id!r}: {field!r}: {error}; write it as "
@@ -84,28 +86,28 @@ def tests_of(task: Task, field: str) -> list[ProgramTest]:
     return tests
 
 
-def _tests(found: Any) -> list[ProgramTest]:
-    if isinstance(found, dict):
-        inputs, outputs = found["inputs"], found["outputs"]
+def _tests(listed: Any) -> list[ProgramTest]:
+    if isinstance(listed, dict):
+        inputs, outputs = listed["inputs"], listed["outputs"]
         if not isinstance(inputs, list) or not isinstance(outputs, list):
             raise TypeError
-        name = found.get("fn_name") or ""
-        return [_pair(name, *each) for each in zip(inputs, outputs, strict=True)]
-    if not isinstance(found, list):
+        name = listed.get("fn_name") or ""
+        return [_pair(name, *pair) for pair in zip(inputs, outputs, strict=True)]
+    if not isinstance(listed, list):
         raise TypeError
     return [
-        _assert(each)
-        if isinstance(each, str)
-        else _pair(each.get("fn_name") or "", each["input"], each["output"])
-        for each in found
+        _assert(test)
+        if isinstance(test, str)
+        else _pair(test.get("fn_name") or "", test["input"], test["output"])
+        for test in listed
     ]
 
 
-def _pair(name: str, given: Any, expected: Any) -> ProgramTest:
+def _pair(name: str, stdin: Any, expected: Any) -> ProgramTest:
     if name:
-        return _call(name, given, expected)
+        return _call(name, stdin, expected)
     text = _text(expected)
-    return ProgramTest("", _text(given).encode(), lambda stdout: _lines(stdout) == _lines(text))
+    return ProgramTest("", _text(stdin).encode(), lambda stdout: _lines(stdout) == _lines(text))
 
 
 def _text(value: Any) -> str:
@@ -117,13 +119,13 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _call(name: str, given: Any, expected: Any) -> ProgramTest:
+def _call(name: str, inputs: Any, expected: Any) -> ProgramTest:
     # LiveCodeBench has one JSON value a line; APPS and TACO a list of arguments.
-    if isinstance(given, str):
-        given = [json.loads(line) for line in given.splitlines()]
+    if isinstance(inputs, str):
+        inputs = [json.loads(line) for line in inputs.splitlines()]
     if isinstance(expected, str):
         expected = _parsed(expected)
-    arguments: list[Any] = given if isinstance(given, list) else [given]
+    arguments: list[Any] = inputs if isinstance(inputs, list) else [inputs]
     stdin = json.dumps([name, arguments]).encode()
 
     def passes(stdout: str) -> bool:
@@ -179,7 +181,7 @@ def _assert(statement: str) -> ProgramTest:
 
 
 def status_of(test: ProgramTest, outcome: ProgramOutcome) -> TestStatus:
-    """What became of a test."""
+    """The status of a test whose program ended this way."""
     if outcome.ending is ProgramEnding.TIMEOUT:
         return TestStatus.TIMEOUT
     if outcome.ending is ProgramEnding.EXITED and not outcome.code:
@@ -190,4 +192,4 @@ def status_of(test: ProgramTest, outcome: ProgramOutcome) -> TestStatus:
 
 def shares(statuses: Sequence[TestStatus]) -> dict[str, float]:
     """The share of tests by what became of them."""
-    return {each.value: statuses.count(each) / len(statuses) for each in TestStatus}
+    return {status.value: statuses.count(status) / len(statuses) for status in TestStatus}

@@ -88,11 +88,11 @@ def _in_order(response: str, marks: list[str], *, opened: bool, around: bool) ->
 
 def _matching(item: RewardInput, pattern: str, cpu_s: float) -> Score:
     try:
-        found = bounded(lambda: re.fullmatch(pattern, item.response, re.DOTALL), cpu_s=cpu_s)
+        match = bounded(lambda: re.fullmatch(pattern, item.response, re.DOTALL), cpu_s=cpu_s)
     except ExceededError as error:
         return Score(reward=0.0, parts={}, status=ScoreStatus.TIMEOUT, detail=error.message)
-    if found is None:
+    if match is None:
         detail = "the pattern does not match"
         return Score(reward=0.0, parts={}, status=ScoreStatus.PARSE_ERROR, detail=detail)
-    answer = found["answer"] if "answer" in found.re.groupindex else ""
+    answer = match["answer"] if "answer" in match.re.groupindex else ""
     return Score(reward=1.0, parts={}, raw_answer=(answer or "").strip()[-RAW_CHARS:])

@@ -92,8 +92,8 @@ def json_schema(
     if len(item.response) > max_chars:
         return unanswered(item, f"more than {max_chars} characters")
     validator = _validator(json.dumps(schema) if schema is not None else _of(item, schema_field))
-    found = _FENCED.findall(item.response)
-    text: str = found[-1] if found else item.response
+    fenced = _FENCED.findall(item.response)
+    text: str = fenced[-1] if fenced else item.response
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:

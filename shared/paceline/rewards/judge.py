@@ -100,21 +100,21 @@ async def judge(
         raise InvalidError(f"scale: {low:g} has to be below {high:g}")
     body: dict[str, Any] = {
         "model": model,
-        "messages": _messages(system, _filled(prompt, item, max_chars)),
+        "messages": _messages(system, _fill(prompt, item, max_chars)),
         "temperature": temperature,
         "max_tokens": max_tokens,
         **(request or {}),
     }
-    found = None
+    points = None
     for attempt in range(attempts):
         answer = await endpoints.post(
             endpoint, "/chat/completions", body, most=concurrency, fresh=attempt > 0
         )
         reply = _content(answer)
-        found = _in_json(reply, json_field) if json_field else await _by_pattern(reply, pattern)
-        if found is not None and low <= found <= high:
-            return Score(reward=(found - low) / (high - low), parts={}, detail=_end(reply))
-    problem = "none" if found is None else f"{found:g} is not within {low:g} to {high:g}"
+        points = _in_json(reply, json_field) if json_field else await _by_pattern(reply, pattern)
+        if points is not None and low <= points <= high:
+            return Score(reward=(points - low) / (high - low), parts={}, detail=_end(reply))
+    problem = "none" if points is None else f"{points:g} is not within {low:g} to {high:g}"
     raise UnavailableError(f"no score in {attempts} replies: {problem}")
 
 
@@ -123,7 +123,7 @@ def _messages(system: str, user: str) -> list[dict[str, str]]:
     return [*first, {"role": "user", "content": user}]
 
 
-def _filled(prompt: str, item: RewardInput, max_chars: int) -> str:
+def _fill(prompt: str, item: RewardInput, max_chars: int) -> str:
     payload: Any = json.loads(item.task.payload)
     fields: Mapping[str, Any] = payload if isinstance(payload, dict) else {}
     turns = "\n\n".join(turn.text for turn in item.turns) or item.response
@@ -135,8 +135,8 @@ def _filled(prompt: str, item: RewardInput, max_chars: int) -> str:
             return own[name]
         if name not in fields:
             raise InvalidError(f"payload of task {item.task.task_id!r} has no field {name!r}")
-        found = fields[name]
-        return found if isinstance(found, str) else json.dumps(found)
+        field = fields[name]
+        return field if isinstance(field, str) else json.dumps(field)
 
     return _PLACE.sub(value, prompt)  # in one pass: what is filled in has no places
 
@@ -152,8 +152,8 @@ def _content(answer: Mapping[str, Any]) -> str:
 def _in_json(reply: str, field: str) -> float | None:
     start, end = reply.find("{"), reply.rfind("}")
     try:
-        found: Any = json.loads(reply[start : end + 1])
-        return float(found[field])
+        reply_fields: Any = json.loads(reply[start : end + 1])
+        return float(reply_fields[field])
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
 

@@ -22,7 +22,7 @@ def _repeating(match: re.Match[str]) -> str:
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-def _turned(match: re.Match[str]) -> str:
+def _rewritten(match: re.Match[str]) -> str:
     """Degrees of an angle in a function, as those have radians."""
     return rf"{match[1]}\frac{{{match[2]}\pi}}{{180}}"
 
@@ -71,7 +71,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], _Change], ...] = (
             r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?[23]\}?)?\s{0,9}(?:\\left)?[({]?\s{0,9})"
             r"(\d{1,9}(?:\.\d{1,9})?)\s?\^\s?(?:\\circ|\{\s?\\circ\s?\})"
         ),
-        _turned,
+        _rewritten,
     ),
     (re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])"), r"\\pi "),
     (re.compile(r"\\(?:text|mathrm)\{(?:([ei])|(infinity))\}"), lambda m: m[1] or r"\infty "),

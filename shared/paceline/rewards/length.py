@@ -88,11 +88,11 @@ def _cosine(written: int, limit: int, ends: Pair, exceeded: float | None) -> flo
 
 def _limit(item: RewardInput, tokens: int | None, field: str) -> int:
     if not field:
-        found: Any = tokens or item.max_tokens
+        limit: Any = tokens or item.max_tokens
     else:
         payload: Any = json.loads(item.task.payload)
-        found = payload.get(field) if isinstance(payload, dict) else None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 1 <= found < 1e9:
+        limit = payload.get(field) if isinstance(payload, dict) else None
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 1 <= limit < 1e9:
         where = f"payload of task {item.task.task_id!r}: {field!r}" if field else "tokens"
-        raise InvalidError(f"{where} has to be a number of tokens, not {found!r}")
-    return int(found)
+        raise InvalidError(f"{where} has to be a number of tokens, not {limit!r}")
+    return int(limit)

@@ -78,7 +78,7 @@ def math(
     gold = _gold(_written(item.task, answer_field))
     try:
         text, normal, equal = bounded(
-            lambda: _compared(gold, in_tags(item.response[-max_chars:]), find, digits), cpu_s=cpu_s
+            lambda: _compare(gold, in_tags(item.response[-max_chars:]), find, digits), cpu_s=cpu_s
         )
     except ExceededError as error:
         return unanswered(item, error.message, status=ScoreStatus.TIMEOUT)
@@ -94,14 +94,14 @@ def math(
 
 @dataclass(frozen=True, slots=True)
 class _Gold:
-    """What answers are compared with."""
+    """The parsed expected answer."""
 
     kind: _Kind
     parsed: tuple[Any, ...]
     """The value of a formula, and how it is written."""
 
 
-def _compared(gold: _Gold, response: str, find: Find, digits: int) -> tuple[str, str, bool]:
+def _compare(gold: _Gold, response: str, find: Find, digits: int) -> tuple[str, str, bool]:
     """The answer as it is written and normalised, and whether it equals `gold`."""
     response = spelled(response)
     is_there = find != "boxed" or "\\boxed" in response
@@ -139,9 +139,9 @@ def _with_i(value: Any, other: Any) -> tuple[Any, Any]:
     """Both with `i` as the imaginary unit, if there is no other variable in them."""
     from sympy import I
 
-    symbols = [getattr(each, "free_symbols", None) for each in (value, other)]
+    symbols = [getattr(operand, "free_symbols", None) for operand in (value, other)]
     units = dict.fromkeys({*(symbols[0] or ()), *(symbols[1] or ())}, I)
-    if None in symbols or {str(each) for each in units} != {"i"}:
+    if None in symbols or {str(unit) for unit in units} != {"i"}:
         return value, other
     return value.xreplace(units), other.xreplace(units)
 
@@ -158,8 +158,8 @@ def _same_range(value: Any, other: Any) -> bool | None:
     """Whether both are the same numbers; None unless one is inequalities of one variable."""
     from sympy import Set
 
-    variables = [_ranged(each) for each in (value, other)]
-    is_relation = [each is not None for each in variables]
+    variables = [_variable_of(operand) for operand in (value, other)]
+    is_relation = [variable is not None for variable in variables]
     if not any(is_relation) or (all(is_relation) and variables[0] != variables[1]):
         return None
     if not all(
@@ -173,14 +173,14 @@ def _same_range(value: Any, other: Any) -> bool | None:
         return None
 
 
-def _ranged(value: Any) -> Any:
+def _variable_of(value: Any) -> Any:
     """The only variable of inequalities: of one, of a chain, of several with `or`; else None."""
     from sympy import And, FiniteSet, Or
     from sympy.core.relational import GreaterThan, LessThan, StrictGreaterThan, StrictLessThan
 
     parts = value.args if isinstance(value, (And, Or, FiniteSet)) else (value,)
     kinds = (GreaterThan, LessThan, StrictGreaterThan, StrictLessThan)
-    if not parts or not all(isinstance(each, kinds) for each in parts):
+    if not parts or not all(isinstance(part, kinds) for part in parts):
         return None
     variables = value.free_symbols
     return next(iter(variables)) if len(variables) == 1 else None
@@ -189,10 +189,10 @@ def _ranged(value: Any) -> Any:
 def _as_set(value: Any) -> Any:
     from sympy import FiniteSet, Union
 
-    if _ranged(value) is None:
+    if _variable_of(value) is None:
         return value.doit()
     parts = cast("tuple[Any, ...]", value.args) if isinstance(value, FiniteSet) else (value,)
-    return Union(*(each.doit().as_set() for each in parts))
+    return Union(*(part.doit().as_set() for part in parts))
 
 
 def _same_number(gold: Any, answer: Any, digits: int) -> bool:
@@ -221,7 +221,7 @@ def _without_floats(value: Any) -> Any:
     """The value with its decimal numbers as they are written, which floats would round."""
     from sympy import Float, Rational
 
-    return value.xreplace({each: Rational(str(each)) for each in value.atoms(Float)}).doit()
+    return value.xreplace({number: Rational(str(number)) for number in value.atoms(Float)}).doit()
 
 
 def _normal(value: Any, digits: int) -> str:
@@ -282,7 +282,7 @@ def _is_undefined(value: Any) -> bool:
 
 
 def _result(value: Any) -> Any:
-    """What a calculation without variables ends with: `4 + 5 = 9` is 9."""
+    """The result of a calculation without variables: 9 for `4 + 5 = 9`."""
     from sympy import Eq
 
     if not isinstance(value, Eq) or value.free_symbols:

@@ -120,12 +120,12 @@ def numeric(
     if mark:
         _, marked, response = response.rpartition(mark)
         numbers = _numbers(response, percent, decimal_comma) if marked else iter(())
-        found = next(numbers, None)
+        last = next(numbers, None)
     else:
-        found = _last(response, percent=percent, decimal_comma=decimal_comma)
-    if found is None:
+        last = _last(response, percent=percent, decimal_comma=decimal_comma)
+    if last is None:
         return unanswered(item, "no number")
-    text, value = found
+    text, value = last
     tolerance = max(Fraction(abs_tol), Fraction(rel_tol) * abs(target))
     return Score(
         reward=float(abs(value - target) <= tolerance),

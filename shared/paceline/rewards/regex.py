@@ -25,8 +25,8 @@ def regex(
 
     Without such a group any match scores 1. No match is a `parse_error`.
     """
-    found = re.search(pattern, item.response)
-    if found is None:
+    match = re.search(pattern, item.response)
+    if match is None:
         return Score(
             reward=0.0,
             parts={},
@@ -34,10 +34,10 @@ def regex(
             raw_answer=item.response,
             detail="the pattern does not match",
         )
-    if "answer" not in found.re.groupindex:
-        return Score(reward=1.0, parts={}, raw_answer=found.group())
+    if "answer" not in match.re.groupindex:
+        return Score(reward=1.0, parts={}, raw_answer=match.group())
     return exact(
-        replace(item, response=found.group("answer") or ""),
+        replace(item, response=match.group("answer") or ""),
         answer_field=answer_field,
         strip=strip,
         casefold=casefold,

@@ -1,4 +1,4 @@
-"""What a JSON schema refers to and matches with, checked before it validates anything."""
+"""Checks references and patterns of a JSON schema before it validates anything."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def check_parts(schema: dict[str, Any], kind: Any) -> None:
             also = applied.setdefault(id(part), set())
             if not (alone and "$ref" in part):
                 also.update(map(id, _for_same_value(part)))
-            for each in _REFERENCES:
-                if not isinstance(text := part.get(each), str):
+            for keyword in _REFERENCES:
+                if not isinstance(text := part.get(keyword), str):
                     continue
-                found = _target(at, text)
-                targets.append((dialect.create_resource(found.contents), found.resolver))
-                if each == "$ref":  # where others lead depends on what has led to them
-                    also.add(id(found.contents))
+                target = _target(at, text)
+                targets.append((dialect.create_resource(target.contents), target.resolver))
+                if keyword == "$ref":  # where others lead depends on what has led to them
+                    also.add(id(target.contents))
     try:
         TopologicalSorter(applied).prepare()
     except CycleError:
@@ -67,30 +67,30 @@ def _parts(resource: Any, resolver: Any, seen: set[int]) -> Iterator[tuple[dict[
     """All schemas within one that are objects, each with what resolves its references."""
     pending = [(resource, resolver)]
     while pending:
-        each, at = pending.pop()
-        seen.add(id(each.contents))
-        if isinstance(each.contents, dict):
-            yield each.contents, at
-            pending += [(inner, at.in_subresource(inner)) for inner in each.subresources()]
+        node, at = pending.pop()
+        seen.add(id(node.contents))
+        if isinstance(node.contents, dict):
+            yield node.contents, at
+            pending += [(inner, at.in_subresource(inner)) for inner in node.subresources()]
 
 
 def _for_same_value(part: dict[str, Any]) -> Iterator[Any]:
     names = (*_SAME_VALUE, *(_SAME_VALUE_AFTER_IF if "if" in part else ()))
-    yield from (part[each] for each in names if each in part)
-    found = [part.get(each) for each in (*_SAME_VALUE_LISTS, *_SAME_VALUE_MAPS)]
-    for each in found:  # some drafts do not know all of these keywords, and check nothing
-        if isinstance(each, list | dict):
-            yield from each.values() if isinstance(each, dict) else each
+    yield from (part[name] for name in names if name in part)
+    schemas = [part.get(name) for name in (*_SAME_VALUE_LISTS, *_SAME_VALUE_MAPS)]
+    for value in schemas:  # some drafts do not know all of these keywords, and check nothing
+        if isinstance(value, list | dict):
+            yield from value.values() if isinstance(value, dict) else value
 
 
 def _target(resolver: Any, text: str) -> Any:
     from referencing.exceptions import Unresolvable
 
     try:
-        found = resolver.lookup(text)
+        target = resolver.lookup(text)
     except (Unresolvable, ValueError, TypeError):  # the latter two: of pointers into other values
         raise ValueError(f"$ref {text[:200]!r} leads nowhere in the schema") from None
-    return found
+    return target
 
 
 def _check_patterns(part: dict[str, Any]) -> None:

@@ -63,17 +63,17 @@ def _returns_list(function: Callable[..., Any]) -> bool:
         return False
     if not isinstance(tree.body[0], ast.FunctionDef | ast.AsyncFunctionDef):
         return False
-    values = [*_returned(tree.body[0])]
+    values = [*_return_values(tree.body[0])]
     return bool(values) and all(isinstance(e, ast.List | ast.ListComp) for e in values)
 
 
-def _returned(node: ast.AST) -> Iterator[ast.expr | None]:
+def _return_values(node: ast.AST) -> Iterator[ast.expr | None]:
     """Values of the return statements of a function, without those of functions in it."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Return):
             yield child.value
         elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _returned(child)
+            yield from _return_values(child)
 
 
 def place_of(function: Callable[..., Any]) -> str:

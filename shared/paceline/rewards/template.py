@@ -37,13 +37,13 @@ def template_answer(
     casefold: bool = False,
     numeric: bool = False,
 ) -> Score:
-    """As `exact`, of what the response has where its template asks for the answer.
+    """`exact` on the part of the response in which its template asks for the answer.
 
     Raises:
         InvalidError: the job's transform does not say where that is.
     """
-    found = _answer(item.response, str(item.variant_meta.get("answer", "whole")), _tags(item))
-    if found is None:
+    answer = _answer(item.response, str(item.variant_meta.get("answer", "whole")), _tags(item))
+    if answer is None:
         return Score(
             reward=0.0,
             parts={},
@@ -52,7 +52,7 @@ def template_answer(
             detail=f"no answer where template {item.variant!r} asks for it",
         )
     return exact(
-        replace(item, response=found),
+        replace(item, response=answer),
         answer_field=answer_field,
         strip=strip,
         casefold=casefold,

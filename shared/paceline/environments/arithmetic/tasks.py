@@ -82,15 +82,15 @@ class ArithmeticTasks:
         place, level = self._order(position), ""
         if self._mixed is None:
             rank, which = divmod(place, len(self._operations))
-            found = self._sums.at(rank, which)
+            problem = self._sums.at(rank, which)
         else:
-            level, found = self._mixed.at(place)
-        swapped = found.operation != "-" and number(self._seed, place) & 1
-        a, b = (found.low, found.high) if swapped else (found.high, found.low)
-        question = self._template.format(a=a, op=found.operation, b=b)
-        payload = json.dumps({"question": question, "answer": str(found.answer)})
+            level, problem = self._mixed.at(place)
+        swapped = problem.operation != "-" and number(self._seed, place) & 1
+        a, b = (problem.low, problem.high) if swapped else (problem.high, problem.low)
+        question = self._template.format(a=a, op=problem.operation, b=b)
+        payload = json.dumps({"question": question, "answer": str(problem.answer)})
         identity = task_id(_ENVIRONMENT, payload, 0)
-        domain = f"arithmetic{found.operation}{level and '/'}{level}"
+        domain = f"arithmetic{problem.operation}{level and '/'}{level}"
         return Task(identity, _ENVIRONMENT, payload, domain=domain)
 
 
@@ -170,9 +170,9 @@ class _Mixed:
         """The level's name and the sum at a place in the order."""
         index = bisect_right(self._ends, place)
         for attempt in count():
-            found = self._draw(index, (place, attempt))
-            if found is not None:
-                return self._levels[index].name, found
+            problem = self._draw(index, (place, attempt))
+            if problem is not None:
+                return self._levels[index].name, problem
         raise AssertionError
 
     def _draw(self, index: int, key: object) -> Sum | None:
@@ -182,8 +182,8 @@ class _Mixed:
             return None
         rank = number(self._seed, "rank", level.name, key) % split.size
         which = number(self._seed, "operation", level.name, key) % self._num_operations
-        found = split.at(rank, which)
-        return found if level.takes(found.high, found.low, found.operation) else None
+        problem = split.at(rank, which)
+        return problem if level.takes(problem.high, problem.low, problem.operation) else None
 
 
 def _check(

@@ -59,8 +59,8 @@ class ChainTasks:
             json.loads(self._sums[first + index].payload) for index in range(self._length)
         ]
         asked = {
-            "questions": [each["question"] for each in sums],
-            "answers": [each["answer"] for each in sums],
+            "questions": [question["question"] for question in sums],
+            "answers": [question["answer"] for question in sums],
         }
         payload = json.dumps(asked)
         identity = task_id(_ENVIRONMENT, payload, 0)

@@ -27,10 +27,10 @@ class Chain:
         """Ask the first sum."""
         del seed
         payload = json.loads(task.payload)
-        self._questions = [str(each) for each in payload["questions"]]
-        self._answers = [str(each) for each in payload["answers"]]
+        self._questions = [str(question) for question in payload["questions"]]
+        self._answers = [str(answer) for answer in payload["answers"]]
         self._solved = 0
-        return self._asked()
+        return self._question()
 
     async def step(self, action: str) -> StepResult:
         """Compare the reply, and ask the next sum."""
@@ -39,12 +39,12 @@ class Chain:
         self._solved += 1
         if self._solved == len(self._answers):
             return StepResult(Observation(), 1.0, done=True)
-        return StepResult(self._asked(), 0.0, done=False)
+        return StepResult(self._question(), 0.0, done=False)
 
     async def close(self) -> None:
         """Release nothing."""
 
-    def _asked(self) -> Observation:
+    def _question(self) -> Observation:
         question = self._questions[self._solved]
         # Without a chat template nothing else ends the policy's line.
         text = f"\n{question}" if self._solved else question

@@ -27,7 +27,7 @@ class SourceOptions(StrictModel):
     environment: str = Field(default="", max_length=256)
     """Instead of rows: tasks of this installed environment, played in its own world."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any], max_length=256)
-    """Of this environment."""
+    """Options of this environment."""
     weight: Weight | None = None
     """Share of the tasks, relative to the other sources; without any, each task is there once."""
     name: str = Field(default="", max_length=64, pattern=r"^[\w.-]*$")
@@ -55,7 +55,7 @@ class DatasetOptions(StrictModel):
     sources: list[SourceOptions] = Field(
         default_factory=lambda: [SourceOptions()], min_length=1, max_length=64
     )
-    """What the tasks are mixed from; by default all of the job's data."""
+    """Sources that the tasks are mixed from; by default all of the job's data."""
     split: Literal["train", "heldout", "all"] = "train"
     """Which part of the rows; what a row asks decides on its part."""
     heldout_share: float = Field(default=0.1, ge=0.0, le=1.0)
@@ -69,15 +69,15 @@ class DatasetOptions(StrictModel):
     """Shown before rows without a system message of their own."""
 
     def field_of(self, at: int, *, options: str = "tasks.options") -> str:
-        """What a user would call a source: its field, or all of the data if none is named."""
+        """The user's name of a source: its field, or that of all data if none is named."""
         return f"{options}.sources.{at}" if "sources" in self.model_fields_set else "data.path"
 
     @model_validator(mode="after")
     def _fit_together(self) -> DatasetOptions:
-        weighted = [each.weight is not None for each in self.sources]
+        weighted = [source.weight is not None for source in self.sources]
         if any(weighted) and not all(weighted):
             raise ValueError("sources: either all of them have a weight, or none")
-        names = [each.environment for each in self.sources if each.environment]
+        names = [source.environment for source in self.sources if source.environment]
         if len(set(names)) < len(names):
             raise ValueError("sources: an environment may be there once")
         return self

@@ -53,21 +53,21 @@ class DatasetTasks:
         self.names = [e.name or e.environment or e.path or "data" for e in wanted.sources]
         """What each source is called."""
         self._parts = [
-            self._part(each, wanted.field_of(at, options=data.options_field), wanted, data, seed)
-            for at, each in enumerate(wanted.sources)
+            self._part(source, wanted.field_of(at, options=data.options_field), wanted, data, seed)
+            for at, source in enumerate(wanted.sources)
         ]
-        total = math.fsum(each.weight for each in self._parts)
-        shares = [each.weight / total for each in self._parts]
+        total = math.fsum(part.weight for part in self._parts)
+        shares = [part.weight / total for part in self._parts]
         sized = zip(self._parts, shares, strict=True)
-        whole = max(math.ceil(each.size / share - 1e-9) for each, share in sized)
+        whole = max(math.ceil(part.size / share - 1e-9) for part, share in sized)
         self._size = min(whole, _MAX_SIZE) if wanted.size is None else wanted.size
         ends = [round(self._size * end) for end in accumulate(shares)]
         self._ends = [*ends[:-1], self._size]
         is_mixed = wanted.order == "mixed"
         self._order = Permutation(self._size, (seed, "order")) if is_mixed else None
         self._ranks = [
-            Permutation(each.size, (seed, "rows", at)) if is_mixed else None
-            for at, each in enumerate(self._parts)
+            Permutation(part.size, (seed, "rows", at)) if is_mixed else None
+            for at, part in enumerate(self._parts)
         ]
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class DatasetTasks:
         return part.task(rank)
 
     def where(self, position: int, /) -> str:
-        """What a user would call the task at a position: its row and file."""
+        """The user's name of the task at a position: its row and file."""
         part, rank = self._at(position)
         return part.where(rank)
 
@@ -105,14 +105,14 @@ class DatasetTasks:
         return [(part.size, size) for part, size in zip(self._parts, sizes, strict=True)]
 
     def _part(
-        self, each: SourceOptions, field: str, wanted: DatasetOptions, data: JobData, seed: int
+        self, origin: SourceOptions, field: str, wanted: DatasetOptions, data: JobData, seed: int
     ) -> _Part:
-        if each.environment:
-            source = _environment_tasks(each, wanted.split, seed, field=field)
-            weight, name = each.weight or len(source), each.environment
+        if origin.environment:
+            source = _environment_tasks(origin, wanted.split, seed, field=field)
+            weight, name = origin.weight or len(source), origin.environment
             return _Part(len(source), weight, source.__getitem__, lambda at: f"{name} task {at}")
-        rows = data.rows(each.path, each.shape, field=field)
-        self.digests[each.path or "data"] = rows.digest
+        rows = data.rows(origin.path, origin.shape, field=field)
+        self.digests[origin.path or "data"] = rows.digest
         ranks = range(len(rows))
         if wanted.split != "all":
             heldout = rows.heldout(wanted.heldout_share)
@@ -123,7 +123,7 @@ class DatasetTasks:
                 f"{wanted.split!r} with heldout_share {wanted.heldout_share:g}; change it, or "
                 "give files of their own to train and held-out tasks, with split: all"
             )
-        domain = "/".join(filter(None, (ENVIRONMENT, each.name)))
+        domain = "/".join(filter(None, (ENVIRONMENT, origin.name)))
 
         def task(rank: int) -> Task:
             payload = json.dumps(rows[int(ranks[rank])], ensure_ascii=False)
@@ -132,20 +132,20 @@ class DatasetTasks:
         def where(rank: int) -> str:
             return f"row {int(ranks[rank])} of {rows.name}"
 
-        return _Part(len(ranks), each.weight or len(ranks), task, where)
+        return _Part(len(ranks), origin.weight or len(ranks), task, where)
 
 
-def _environment_tasks(each: SourceOptions, split: str, seed: int, *, field: str) -> TaskSource:
+def _environment_tasks(wanted: SourceOptions, split: str, seed: int, *, field: str) -> TaskSource:
     """The tasks of an environment; its split is that of the mixture if it has one of that name."""
     try:
-        make = mixable(each.environment).load_tasks()
+        make = mixable(wanted.environment).load_tasks()
     except InvalidError as error:
         why = error.message.removeprefix("environments: ")
         raise InvalidError(f"{field}.environment: {why}") from None
-    options = dict(each.options)
+    options = dict(wanted.options)
     if split != "all" and "split" in inspect.signature(make).parameters:
         options.setdefault("split", split)
     source = make(seed=seed, **options)
     if not len(source):
-        raise InvalidError(f"{each.environment} with options {options} has no tasks")
+        raise InvalidError(f"{wanted.environment} with options {options} has no tasks")
     return source

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.environments.dataset.options import DatasetOptions
-from paceline.environments.texts import said
+from paceline.environments.texts import user_message
 from paceline.errors import InvalidError
 from paceline.plugins import (
     Environment,
@@ -41,8 +41,8 @@ class Dataset:
     @property
     def replayable(self) -> bool:
         """Whether the same actions rebuild the same state, whatever the task is from."""
-        made = (registry.environment(name).load_world() for name in self._worlds)
-        return all(bool(getattr(each, "replayable", False)) for each in made)
+        worlds = (registry.environment(name).load_world() for name in self._worlds)
+        return all(bool(getattr(world, "replayable", False)) for world in worlds)
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Show the prompt."""
@@ -71,12 +71,12 @@ def observation_of(payload: Mapping[str, Any], *, system_prompt: str = "") -> Ob
     listed = payload.get("tools")  # with a question, any column may have that name
     tools = tuple(listed) if isinstance(listed, list) else ()
     if "messages" not in payload:
-        shown = said(str(payload["question"]), system_prompt=system_prompt)
+        shown = user_message(str(payload["question"]), system_prompt=system_prompt)
         return replace(shown, tools=tools)
-    messages = [_message(each) for each in payload["messages"]]
+    messages = [_message(message) for message in payload["messages"]]
     if system_prompt and messages[0].role != "system":
         messages.insert(0, Message("system", system_prompt))
-    text = "\n\n".join(each.content for each in messages)
+    text = "\n\n".join(message.content for message in messages)
     return Observation(messages=tuple(messages), text=text, tools=tools)
 
 

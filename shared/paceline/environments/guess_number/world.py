@@ -40,7 +40,7 @@ class GuessNumber:
         self._limit = min(self._most_turns, int(payload.get("max_turns", self._most_turns)))
         self._turns = 0
         limits = f"Guess my number from {self._low} to {self._high}."
-        return _said(f"{limits} You have {self._limit} guesses.")
+        return _message(f"{limits} You have {self._limit} guesses.")
 
     async def step(self, action: str) -> StepResult:
         """Judge a guess."""
@@ -49,7 +49,7 @@ class GuessNumber:
         guess = int(numbers[-1]) if numbers else None
         if guess == self._number:
             return StepResult(Observation(), self._worth(), done=True)
-        shown = _said(self._hint(guess))
+        shown = _message(self._hint(guess))
         # Without a chat template nothing else ends the policy's line.
         shown = replace(shown, text=f"\n{shown.text}")
         return StepResult(shown, 0.0, done=self._turns >= self._limit)
@@ -66,5 +66,5 @@ class GuessNumber:
         return 1.0 if self._scoring == "found" else 1.0 - (self._turns - 1) / self._limit
 
 
-def _said(text: str) -> Observation:
+def _message(text: str) -> Observation:
     return Observation(messages=(Message("user", text),), text=f"{text}\n")

@@ -32,9 +32,9 @@ def shown(space: Space[Any], value: Any, names: Sequence[str] = ()) -> str:
         place = int(value) - int(space.start)
         return names[place] if place < len(names) else str(int(value))
     if isinstance(space, spaces.Tuple):
-        return ", ".join(shown(each, part) for each, part in zip(space, value, strict=True))
+        return ", ".join(shown(inner, part) for inner, part in zip(space, value, strict=True))
     if isinstance(space, spaces.Dict):
-        return "\n".join(f"{key}: {shown(each, value[key])}" for key, each in space.items())
+        return "\n".join(f"{key}: {shown(inner, value[key])}" for key, inner in space.items())
     if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
         return _rows(np.asarray(value))
     raise InvalidError(
@@ -46,14 +46,14 @@ def shown(space: Space[Any], value: Any, names: Sequence[str] = ()) -> str:
 def parts(space: Space[Any], value: Any) -> dict[str, str]:
     """The parts of a value as text, by key or position."""
     if isinstance(space, spaces.Dict):
-        return {key: shown(each, value[key]) for key, each in space.items()}
+        return {key: shown(inner, value[key]) for key, inner in space.items()}
     if isinstance(space, spaces.Tuple):
         both = zip(space, value, strict=True)
-        return {str(place): shown(each, part) for place, (each, part) in enumerate(both)}
+        return {str(place): shown(inner, part) for place, (inner, part) in enumerate(both)}
     if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
         flat = np.asarray(value).ravel()
         if len(flat) <= _MAX_NUMBERS:
-            return {str(place): _rows(each) for place, each in enumerate(flat)}
+            return {str(place): _rows(row) for place, row in enumerate(flat)}
     return {}
 
 
@@ -65,13 +65,13 @@ def _rows(value: Any) -> str:
             f"at most {_MAX_NUMBERS} can be written"
         )
     if array.ndim > 1:
-        return "\n".join(_rows(each) for each in array)
+        return "\n".join(_rows(row) for row in array)
     is_real = np.issubdtype(array.dtype, np.floating)
-    return " ".join(f"{each:.3g}" if is_real else str(int(each)) for each in array.ravel())
+    return " ".join(f"{number:.3g}" if is_real else str(int(number)) for number in array.ravel())
 
 
 class Actions:
-    """What a policy may reply, and the action that a reply stands for."""
+    """Valid replies of a policy, and the action that each stands for."""
 
     def __init__(self, space: Space[Any], names: Sequence[str], *, exact: bool) -> None:
         """`names` of discrete actions; `exact`: the whole reply has to be an action.
@@ -100,7 +100,7 @@ class Actions:
         self._pattern = re.compile(rf"(?<!\w)(?:{'|'.join(longest) or _INTEGER})(?!\w)")
 
     def described(self) -> str:
-        """What a policy may reply."""
+        """A description of the valid replies."""
         space = self._space
         if isinstance(space, spaces.Discrete):
             first = int(space.start)
@@ -124,25 +124,25 @@ class Actions:
 
     def _discrete(self, reply: str) -> int | None:
         if self._exact:
-            found = [reply] if self._pattern.fullmatch(reply) else []
+            actions = [reply] if self._pattern.fullmatch(reply) else []
         else:
-            found = self._pattern.findall(reply)
-        if not found:
+            actions = self._pattern.findall(reply)
+        if not actions:
             return None
         if not self._places:
-            return int(found[-1])
+            return int(actions[-1])
         start = int(cast("spaces.Discrete", self._space).start)
-        return self._places[found[-1]] + start
+        return self._places[actions[-1]] + start
 
     def _array(self, reply: str) -> Any:
         """The last numbers of a reply; they have to be all of it if `exact`."""
-        found = re.findall(_NUMBER, reply)
+        texts = re.findall(_NUMBER, reply)
         count = int(np.prod(self._space.shape or ()))
         whole = re.fullmatch(rf"{_NUMBER}(?:[\s,]+{_NUMBER})*", reply)
-        if len(found) < count or (self._exact and (len(found) > count or not whole)):
+        if len(texts) < count or (self._exact and (len(texts) > count or not whole)):
             return None
         dtype: np.dtype[Any] = np.dtype(self._space.dtype)
-        numbers = np.array([float(each) for each in found[-count:]])
+        numbers = np.array([float(number) for number in texts[-count:]])
         if np.issubdtype(dtype, np.integer):
             limits = np.iinfo(cast("np.dtype[np.integer[Any]]", dtype))
             fit = (limits.min <= numbers) & (numbers <= limits.max)

@@ -18,10 +18,10 @@ class GymnasiumTasks(SeededTasks):
         Raises:
             InvalidError: Gymnasium is installed here and has no such environment.
         """
-        given = GymnasiumOptions.model_validate(options)
-        _check_id(given.id)
-        heldout = given.split == "heldout"
-        super().__init__("gymnasium", seed=seed, size=given.size, heldout=heldout, name=given.id)
+        parsed = GymnasiumOptions.model_validate(options)
+        _check_id(parsed.id)
+        heldout = parsed.split == "heldout"
+        super().__init__("gymnasium", seed=seed, size=parsed.size, heldout=heldout, name=parsed.id)
 
 
 def _check_id(name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.environments.gymnasium.options import GymnasiumOptions
 from paceline.environments.seeded import seed_of
-from paceline.environments.texts import fields_of, filled, said
+from paceline.environments.texts import fields_of, filled, user_message
 from paceline.errors import InvalidError
 from paceline.extras import installing
 from paceline.plugins import Observation, StepResult
@@ -71,9 +71,9 @@ class GymnasiumWorld:
         options = self._options
         self._actions = Actions(env.action_space, options.actions, exact=options.match == "exact")
         self._observation, _ = env.reset(seed=seed)
-        text = self._filled("prompt")
+        text = self._fill("prompt")
         self._in_call = False
-        return said(text, system_prompt=options.system_prompt)
+        return user_message(text, system_prompt=options.system_prompt)
 
     def _step(self, reply: str) -> StepResult:
         env, actions, options = self._env, self._actions, self._options
@@ -83,16 +83,16 @@ class GymnasiumWorld:
         is_last = self._turns >= options.max_turns
         action = actions.parsed(reply)
         if action is None:
-            text = self._filled("invalid")
+            text = self._fill("invalid")
             ends = options.invalid_ends
             return _result(text, options.invalid_reward, done=ends, truncated=is_last)
         self._in_call = True
         self._observation, reward, terminated, truncated, _ = env.step(action)
-        text = self._filled("template")
+        text = self._fill("template")
         self._in_call = False
         return _result(text, float(reward), done=terminated, truncated=truncated or is_last)
 
-    def _filled(self, option: str) -> str:
+    def _fill(self, option: str) -> str:
         """A text of the options, with the parts of the newest observation."""
         env, actions, options = self._env, self._actions, self._options
         assert env is not None
@@ -113,14 +113,14 @@ class _Idle:
 
     def __init__(self, name: str, kwargs: dict[str, Any]) -> None:
         self._name, self._kwargs = name, kwargs
-        self._found: list[Env] = []
+        self._environments: list[Env] = []
         self._lock = threading.Lock()
 
     def take(self) -> Env:
         """One that waits, or a new one; raises `InvalidError` if there is no such environment."""
         with self._lock:
-            if self._found:
-                return self._found.pop()
+            if self._environments:
+                return self._environments.pop()
         try:
             return gymnasium.make(self._name, disable_env_checker=True, **self._kwargs)
         except (gymnasium.error.Error, TypeError) as error:
@@ -129,12 +129,12 @@ class _Idle:
     def give(self, env: Env) -> None:
         """Keep one whose episode is over."""
         with self._lock:
-            self._found.append(env)
+            self._environments.append(env)
 
 
 @lru_cache(maxsize=8)
 def _idle(name: str, kwargs: str) -> _Idle:
-    """What episodes with the same environment share in this process."""
+    """State that episodes with the same environment share in this process."""
     return _Idle(name, json.loads(kwargs))
 
 
@@ -151,4 +151,4 @@ def _kwargs(options: GymnasiumOptions) -> dict[str, Any]:
 
 def _result(text: str, reward: float, *, done: bool, truncated: bool) -> StepResult:
     truncated = bool(truncated and not done)
-    return StepResult(said(text), reward, done=bool(done), truncated=truncated)
+    return StepResult(user_message(text), reward, done=bool(done), truncated=truncated)

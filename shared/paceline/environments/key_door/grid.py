@@ -35,8 +35,8 @@ def neighbours(cell: Cell, *, width: int, walls: Collection[Cell]) -> Iterator[t
 
 
 def _moves(came: dict[Cell, tuple[Cell, str]], start: Cell, cell: Cell) -> list[str]:
-    found = list[str]()
+    moves = list[str]()
     while cell != start:
         cell, name = came[cell]
-        found.append(name)
-    return found[::-1]
+        moves.append(name)
+    return moves[::-1]

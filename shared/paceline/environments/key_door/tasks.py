@@ -64,7 +64,7 @@ class KeyDoorTasks:
             raise IndexError(position)
         index = self._places(self._start + self._order(position))
         start, key, door = self._distinct(index)
-        walls, moves = self._walled(start, key, door, index)
+        walls, moves = self._add_walls(start, key, door, index)
         wanted = {
             "width": self._width,
             "start": start,
@@ -89,7 +89,7 @@ class KeyDoorTasks:
     def _cell(self, number: int) -> Cell:
         return number % self._width, number // self._width
 
-    def _walled(self, start: Cell, key: Cell, door: Cell, index: int) -> tuple[list[Cell], int]:
+    def _add_walls(self, start: Cell, key: Cell, door: Cell, index: int) -> tuple[list[Cell], int]:
         """Walls, and the moves of the shortest way around them."""
         walls = list[Cell]()
         moves = self._moves(start, key, door, walls)

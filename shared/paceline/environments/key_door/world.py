@@ -44,7 +44,7 @@ class KeyDoor:
         self._width, self._turns = int(payload["width"]), 0
         self._walls = frozenset(map(_cell, payload["walls"]))
         walls = ", ".join(_place(_cell(cell)) for cell in payload["walls"])
-        return _said(
+        return _message(
             f"Take the key to the door of a {self._width} x {self._width} grid: up, down, left or "
             f"right, one move a turn; up adds to the second number. Key at {_place(self._key)}, "
             f"door at {_place(self._door)}, {f'walls at {walls}, ' if walls else ''}"
@@ -54,12 +54,14 @@ class KeyDoor:
     async def step(self, action: str) -> StepResult:
         """Move."""
         self._turns += 1
-        found = _MOVE.findall(action)
-        told, worth = self._moved(found[-1].lower()) if found else ("up, down, left or right?", 0.0)
+        moves = _MOVE.findall(action)
+        feedback, worth = (
+            self._moved(moves[-1].lower()) if moves else ("up, down, left or right?", 0.0)
+        )
         if self._key is None and self._at == self._door:
             return StepResult(Observation(), 1.0 - self._key_worth, done=True)
         # Without a chat template nothing else ends the policy's line.
-        shown = _said(f"{told} at {_place(self._at)}".lstrip())
+        shown = _message(f"{feedback} at {_place(self._at)}".lstrip())
         shown = replace(shown, text=f"\n{shown.text}")
         return StepResult(shown, worth, done=self._turns >= self._limit)
 
@@ -67,7 +69,7 @@ class KeyDoor:
         """Release nothing."""
 
     def _moved(self, move: str) -> tuple[str, float]:
-        """What is told of a move in addition to the place, and its worth."""
+        """The feedback on a move besides the new place, and its reward."""
         beside = dict(neighbours(self._at, width=self._width, walls=self._walls)).get(move)
         if beside is None:
             return "wall", 0.0
@@ -78,13 +80,13 @@ class KeyDoor:
         return ("locked" if self._at == self._door else ""), 0.0
 
 
-def _cell(found: list[int]) -> Cell:
-    return int(found[0]), int(found[1])
+def _cell(cell: list[int]) -> Cell:
+    return int(cell[0]), int(cell[1])
 
 
 def _place(cell: Cell) -> str:
     return f"{cell[0]} {cell[1]}"
 
 
-def _said(text: str) -> Observation:
+def _message(text: str) -> Observation:
     return Observation(messages=(Message("user", text),), text=f"{text}\n")

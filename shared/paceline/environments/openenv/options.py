@@ -57,7 +57,7 @@ class OpenEnvOptions(StrictModel):
 
 
 class OpenEnvSettings(StrictModel):
-    """What an operator allows jobs to connect to."""
+    """Servers that an operator allows jobs to connect to."""
 
     allow: tuple[Name, ...] = ()
     """`host:port`, or `host` for all of its ports, as jobs write them in `base_url`."""
@@ -83,4 +83,4 @@ def endpoint(base_url: str) -> tuple[str, str]:
 def is_allowed(address: str, settings: OpenEnvSettings) -> bool:
     """Whether an operator allows `host:port`."""
     host = address.rpartition(":")[0]
-    return bool({address, host} & {each.casefold() for each in settings.allow})
+    return bool({address, host} & {allowed.casefold() for allowed in settings.allow})

@@ -30,7 +30,7 @@ class OpenEnvError(PacelineError):
 
 
 class ActionRefusedError(OpenEnvError):
-    """What was sent does not fit the model of the environment's actions."""
+    """The action does not fit the model of the environment's actions."""
 
 
 class ServerFullError(UnavailableError):
@@ -69,7 +69,7 @@ class OpenEnvSession:
                 ping_interval=None,  # an environment may compute on the loop of its server
             )
         except (OSError, TimeoutError, WebSocketException) as error:
-            raise UnavailableError(f"OpenEnv server {url}: {_told(error)}") from None
+            raise UnavailableError(f"OpenEnv server {url}: {_describe(error)}") from None
         return cls(connection, url)
 
     async def ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -85,15 +85,15 @@ class OpenEnvSession:
                 await self._connection.send(json.dumps({"type": kind, "data": data}))
             answer = json.loads(await self._connection.recv())
         except (OSError, WebSocketException) as error:
-            raise OpenEnvError(f"OpenEnv server {self._address}: {_told(error)}") from None
+            raise OpenEnvError(f"OpenEnv server {self._address}: {_describe(error)}") from None
         except (ValueError, RecursionError) as error:
             raise OpenEnvError(f"OpenEnv server: unreadable answer: {error}") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
             raise OpenEnvError("OpenEnv server: an answer without data")
-        found = cast("dict[str, Any]", answer["data"])
+        observation = cast("dict[str, Any]", answer["data"])
         if answer.get("type") == "observation":
-            return found
-        raise _error(found)
+            return observation
+        raise _error(observation)
 
     async def close(self) -> None:
         """End the session, which frees the server's environment."""
@@ -111,8 +111,8 @@ def _error(data: dict[str, Any]) -> PacelineError:
         return ServerFullError(f"OpenEnv server: {text}")
     if code == _WRONG:
         errors = data.get("errors")
-        told = [_line(each) for each in cast("list[Any]", errors)] if _is_list(errors) else []
-        return ActionRefusedError("; ".join(told) or text)
+        messages = [_line(error) for error in cast("list[Any]", errors)] if _is_list(errors) else []
+        return ActionRefusedError("; ".join(messages) or text)
     return OpenEnvError(f"OpenEnv server: {code}: {text}")
 
 
@@ -120,15 +120,15 @@ def _line(error: Any) -> str:
     """One error of pydantic: where, and what."""
     if not isinstance(error, dict):
         return str(error)
-    found = cast("dict[str, Any]", error)
-    where = found.get("loc")
+    detail = cast("dict[str, Any]", error)
+    where = detail.get("loc")
     place = ".".join(map(str, cast("list[Any]", where))) if _is_list(where) else ""
-    return ": ".join(filter(None, (place, str(found.get("msg")))))
+    return ": ".join(filter(None, (place, str(detail.get("msg")))))
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return str(error) or type(error).__name__

@@ -13,5 +13,5 @@ class OpenEnvTasks(SeededTasks):
 
     def __init__(self, seed: int = 0, **options: Any) -> None:
         """Options are those of `OpenEnvOptions`."""
-        given = OpenEnvOptions.model_validate(options)
-        super().__init__("openenv", seed=seed, size=given.size, heldout=given.split == "heldout")
+        parsed = OpenEnvOptions.model_validate(options)
+        super().__init__("openenv", seed=seed, size=parsed.size, heldout=parsed.split == "heldout")

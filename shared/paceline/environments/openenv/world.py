@@ -22,7 +22,7 @@ from paceline.environments.openenv.session import (
     ServerFullError,
 )
 from paceline.environments.seeded import seed_of
-from paceline.environments.texts import filled, said
+from paceline.environments.texts import filled, user_message
 from paceline.errors import InvalidError
 from paceline.plugins import Observation, StepResult
 from paceline.types import Task
@@ -64,12 +64,12 @@ class OpenEnvWorld:
             "seed": seed_of(task),
             "episode_id": f"{task.task_id}-{seed}",
         }
-        answer = await self._opened(start)
+        answer = await self._open(start)
         if answer.get("done") is True:
             raise OpenEnvError("OpenEnv server: the episode is over after its reset")
         self._shown = _fields(answer)
-        text = self._filled("prompt", self._shown)
-        return said(text, system_prompt=self._options.system_prompt)
+        text = self._fill("prompt", self._shown)
+        return user_message(text, system_prompt=self._options.system_prompt)
 
     async def step(self, action: str) -> StepResult:
         """Send a reply as an action."""
@@ -80,12 +80,16 @@ class OpenEnvWorld:
         try:
             answer = await self._session.ask("step", self._action(action))
         except ActionRefusedError as error:
-            text = self._filled("invalid", {**self._shown, "problem": error.message})
-            return StepResult(said(text), options.invalid_reward, done=False, truncated=is_last)
+            text = self._fill("invalid", {**self._shown, "problem": error.message})
+            return StepResult(
+                user_message(text), options.invalid_reward, done=False, truncated=is_last
+            )
         done = answer.get("done") is True
         self._shown = _fields(answer)
-        text = "" if done else self._filled("template", self._shown)
-        return StepResult(said(text), _reward(answer), done=done, truncated=is_last and not done)
+        text = "" if done else self._fill("template", self._shown)
+        return StepResult(
+            user_message(text), _reward(answer), done=done, truncated=is_last and not done
+        )
 
     async def close(self) -> None:
         """End the session."""
@@ -93,7 +97,7 @@ class OpenEnvWorld:
         if session is not None:
             await session.close()
 
-    async def _opened(self, start: dict[str, Any]) -> dict[str, Any]:
+    async def _open(self, start: dict[str, Any]) -> dict[str, Any]:
         """The answer to the reset of a new session."""
         pause_s = _RETRY_S
         while True:
@@ -116,20 +120,20 @@ class OpenEnvWorld:
             value = _number(reply, integer=options.action == "integer")
         return {**options.fixed, options.field: value}
 
-    def _filled(self, option: str, fields: Mapping[str, str]) -> str:
+    def _fill(self, option: str, fields: Mapping[str, str]) -> str:
         return filled(str(getattr(self._options, option)), fields, option=option)
 
 
 def _object(reply: str) -> dict[str, Any]:
     """A reply that is a JSON object; raises `ActionRefusedError`."""
     try:
-        found = json.loads(reply)
-        json.dumps(found, allow_nan=False)
+        action = json.loads(reply)
+        json.dumps(action, allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise ActionRefusedError(f"a JSON object is needed: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(action, dict):
         raise ActionRefusedError("a JSON object is needed")
-    return cast("dict[str, Any]", found)
+    return cast("dict[str, Any]", action)
 
 
 def _number(reply: str, *, integer: bool) -> float | int:
@@ -153,13 +157,13 @@ def _fields(answer: Mapping[str, Any]) -> dict[str, str]:
     raw = answer.get("observation")
     if not isinstance(raw, dict):
         raise OpenEnvError("OpenEnv server: an observation is no object")
-    found = {
+    fields = {
         str(name): value if isinstance(value, str) else json.dumps(value)
         for name, value in cast("dict[str, Any]", raw).items()
         if name != "metadata"
     }
-    lines = "\n".join(f"{name}: {text}" for name, text in found.items())
-    return {"observation": lines, **found}
+    lines = "\n".join(f"{name}: {text}" for name, text in fields.items())
+    return {"observation": lines, **fields}
 
 
 def _reward(answer: Mapping[str, Any]) -> float:

@@ -69,14 +69,14 @@ def _check_paths(name: str, option: str, value: Any) -> None:
 
 def _numbers(value: Any) -> Iterator[float]:
     """The absolute values of all numbers within a value."""
-    yield from (abs(each) for each in _leaves(value) if isinstance(each, (int, float)))
+    yield from (abs(leaf) for leaf in _leaves(value) if isinstance(leaf, (int, float)))
 
 
 def _leaves(value: Any) -> Iterator[Any]:
     """All that is no list, tuple or mapping within a value, and all keys."""
     if isinstance(value, (list, tuple)):
-        for each in cast("list[Any]", value):
-            yield from _leaves(each)
+        for item in cast("list[Any]", value):
+            yield from _leaves(item)
     elif isinstance(value, dict):
         yield from _leaves([*cast("dict[Any, Any]", value).items()])
     else:

@@ -45,7 +45,7 @@ class Fact:
 
     @property
     def sentence(self) -> str:
-        """What the corpus says about it."""
+        """The corpus's sentence about it."""
         return f"The {self.kind} {self.name} is {self.size} {self.unit} {self.adjective}."
 
 
@@ -78,8 +78,8 @@ class Index:
         # It is only read once it is filled, whichever thread a world is called from.
         self._rows = sqlite3.connect(":memory:", check_same_thread=False)
         self._rows.execute("CREATE VIRTUAL TABLE facts USING fts5(sentence)")
-        found = [(fact(index).sentence,) for index in range(NUM_FACTS)]
-        self._rows.executemany("INSERT INTO facts VALUES (?)", found)
+        sentences = [(fact(index).sentence,) for index in range(NUM_FACTS)]
+        self._rows.executemany("INSERT INTO facts VALUES (?)", sentences)
 
     def best(self, query: str, most: int) -> list[str]:
         """The sentences that fit best, at most so many; none if no word occurs."""

@@ -83,7 +83,7 @@ class ToolTasks:
                 "question": question.text,
                 "answer": str(question.answer),
                 "notes": question.notes,
-                "max_turns": 2 * pool.made.turns,
+                "max_turns": 2 * pool.family.turns,
             }
         )
         domain = f"tools/{pool.kind}"
@@ -94,17 +94,17 @@ class _Pool:
     """The questions of a kind in one split."""
 
     def __init__(self, kind: Kind, split: str, seed: int) -> None:
-        self.kind, self.made = kind, _KINDS[kind]
-        num_heldout = self.made.count // _HELDOUT_SHARE
-        num_train = self.made.count - num_heldout
+        self.kind, self.family = kind, _KINDS[kind]
+        num_heldout = self.family.count // _HELDOUT_SHARE
+        num_train = self.family.count - num_heldout
         self._start, self._size = (0, num_train) if split == "train" else (num_train, num_heldout)
         # The key must not depend on any option that may differ between train and heldout.
-        self._split = Permutation(self.made.count, ("split", kind))
+        self._split = Permutation(self.family.count, ("split", kind))
         self._order = Permutation(self._size, (seed, "order", kind))
 
     def question(self, rank: int) -> Question:
         """One of them, in the order of the seed."""
-        return self.made.ask(self._split(self._start + self._order(rank % self._size)))
+        return self.family.ask(self._split(self._start + self._order(rank % self._size)))
 
 
 def check(*, tools: Sequence[str], parser: str, max_turns: int, results: int) -> None:
@@ -123,7 +123,7 @@ def check(*, tools: Sequence[str], parser: str, max_turns: int, results: int) ->
 
 
 def _kinds(tools: Sequence[str], kinds: Sequence[Kind] | None) -> list[Kind]:
-    possible: list[Kind] = [kind for kind, made in _KINDS.items() if made.tools <= set(tools)]
+    possible: list[Kind] = [kind for kind, family in _KINDS.items() if family.tools <= set(tools)]
     wrong = [kind for kind in kinds or () if kind not in possible]
     if wrong or not possible or (kinds is not None and not kinds):
         raise InvalidError(
@@ -135,21 +135,21 @@ def _kinds(tools: Sequence[str], kinds: Sequence[Kind] | None) -> list[Kind]:
 
 def _calculate(index: int) -> Question:
     rest, which = divmod(index, 3)
-    a, b = (_FIRST + each for each in divmod(rest, _NUMBERS))
+    a, b = (_FIRST + offset for offset in divmod(rest, _NUMBERS))
     name, value = (("+", a + b), ("-", a - b), ("*", a * b))[which]
     return Question(f"What is {a} {name} {b}?", value, {})
 
 
 def _look_up(index: int) -> Question:
-    found = fact(index)
-    return Question(f"How {found.adjective} is {found.place}, in {found.unit}?", found.size, {})
+    chosen = fact(index)
+    return Question(f"How {chosen.adjective} is {chosen.place}, in {chosen.unit}?", chosen.size, {})
 
 
 def _compare(index: int) -> Question:
     """Two places of a kind; each pair has one index."""
     which, apart = divmod(index, _NEIGHBOURS)
     two = fact(which), fact((which + NUM_KINDS * (apart + 1)) % NUM_FACTS)
-    more, less = sorted(two, key=lambda each: -each.size)
+    more, less = sorted(two, key=lambda candidate: -candidate.size)
     text = f"How much {more.comparative} is {more.place} than {less.place}, in {more.unit}?"
     return Question(text, more.size - less.size, {})
 

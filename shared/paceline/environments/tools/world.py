@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.environments.texts import said
+from paceline.environments.texts import user_message
 from paceline.environments.tool_calls import ParserName, tool_parser
 from paceline.environments.toolbox import Function, Toolbox
 from paceline.environments.tools.calculator import calculator
@@ -56,7 +56,7 @@ class Tools:
         self._left = min(self._most_turns, int(payload.get("max_turns", self._most_turns)))
         notes = Notes(payload.get("notes", {}))
         self._box = Toolbox(self._functions(notes), parser=tool_parser(self._parser))
-        shown = said(str(payload["question"]), system_prompt=self._system)
+        shown = user_message(str(payload["question"]), system_prompt=self._system)
         return replace(shown, tools=self._box.schemas)
 
     async def step(self, action: str) -> StepResult:
@@ -86,5 +86,5 @@ class Tools:
 
 def final_number(text: str) -> float | None:
     """The last number of a text."""
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    numbers = _NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None

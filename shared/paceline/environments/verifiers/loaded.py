@@ -43,7 +43,7 @@ class LoadedEnvironments:
     """The environments of this process, each loaded once; may be used from several threads."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], Any] = {}
+        self._environments: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()
 
     def get(self, name: str, key: str, arguments: Mapping[str, Any]) -> Any:
@@ -53,9 +53,9 @@ class LoadedEnvironments:
             InvalidError: it cannot be loaded, or scores groups only.
         """
         with self._lock:
-            if (name, key) not in self._found:
-                self._found[name, key] = _load(name, arguments)
-            return self._found[name, key]
+            if (name, key) not in self._environments:
+                self._environments[name, key] = _load(name, arguments)
+            return self._environments[name, key]
 
 
 def row_of(environment: Any, split: str, number: int) -> dict[str, Any]:
@@ -99,31 +99,31 @@ def _load(name: str, arguments: Mapping[str, Any]) -> Any:
             "rewards of single episodes are needed"
         )
     for rubric in _rubrics(environment):
-        rubric.funcs = [_watched(function) for function in rubric.funcs]
+        rubric.funcs = [_watch(function) for function in rubric.funcs]
     return environment
 
 
 def _rubrics(environment: Any) -> Iterator[Any]:
     """All rubrics that score rollouts of an environment, each once."""
-    found: dict[int, Any] = {}
+    rubrics: dict[int, Any] = {}
     left = [environment]
     while left:
-        each = left.pop()
-        left += [*getattr(each, "envs", ()), *getattr(each, "rubrics", ())]
-        if (rubric := getattr(each, "rubric", None)) is not None:
+        part = left.pop()
+        left += [*getattr(part, "envs", ()), *getattr(part, "rubrics", ())]
+        if (rubric := getattr(part, "rubric", None)) is not None:
             left.append(rubric)
-        if hasattr(each, "funcs"):
-            found[id(each)] = each
-    yield from found.values()
+        if hasattr(part, "funcs"):
+            rubrics[id(part)] = part
+    yield from rubrics.values()
 
 
-def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
+def _watch(function: Callable[..., Any]) -> Callable[..., Any]:
     """A reward function, with a record of what it raises."""
 
     @functools.wraps(function)
-    async def watched(*given: Any, **named: Any) -> Any:
+    async def watched(*arguments: Any, **named: Any) -> Any:
         try:
-            value = function(*given, **named)
+            value = function(*arguments, **named)
             return await value if inspect.isawaitable(value) else value
         except Exception as error:  # the boundary of the environment's code
             _failures.get([]).append(f"{type(error).__name__}: {error}")

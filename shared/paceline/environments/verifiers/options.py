@@ -16,7 +16,7 @@ class VerifiersOptions(StrictModel):
     """Which environment, and which rows of its data set."""
 
     id: EnvironmentId
-    """As `verifiers.load_environment` takes it."""
+    """Name that `verifiers.load_environment` takes."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Passed to `load_environment`."""
     size: int = Field(ge=1, le=10_000_000)
@@ -30,7 +30,7 @@ class VerifiersOptions(StrictModel):
 
 
 class VerifiersSettings(StrictModel):
-    """What an operator allows jobs to load."""
+    """Environments that an operator allows jobs to load."""
 
     allow: tuple[EnvironmentId, ...] = ()
     """Ids of installed environments."""

@@ -62,10 +62,10 @@ class VerifiersWorld:
         del seed
         options, wanted = self._options, json.loads(task.payload)
         key = json.dumps(options.args, sort_keys=True)
-        found = await asyncio.to_thread(_loaded().get, options.id, key, options.args)
-        row = await asyncio.to_thread(row_of, found, wanted["split"], wanted["row"])
-        self._environment = found
-        self._rollout = asyncio.create_task(found.rollout(row, self._client, "policy", {}))
+        environment = await asyncio.to_thread(_loaded().get, options.id, key, options.args)
+        row = await asyncio.to_thread(row_of, environment, wanted["split"], wanted["row"])
+        self._environment = environment
+        self._rollout = asyncio.create_task(environment.rollout(row, self._client, "policy", {}))
         if not await self._awaits_reply():
             raise VerifiersError(f"{options.id}: the rollout is over before its first reply")
         return self._shown()
@@ -130,16 +130,16 @@ class VerifiersWorld:
         return True
 
     def _shown(self) -> Observation:
-        """What the prompt adds to the conversation."""
+        """The messages that the prompt adds to the conversation."""
         assert self._asked is not None
         prompt, seen = self._asked.prompt, self._seen
         if [*map(_content, prompt[: len(seen)])] != [*map(_content, seen)]:
             text = "changes earlier messages, so the policy's tokens cannot be kept"
             raise VerifiersError(f"{self._options.id} {text}")
-        messages = tuple(_message(each) for each in prompt[len(seen) :])
+        messages = tuple(_message(message) for message in prompt[len(seen) :])
         return Observation(
             messages=messages,
-            text="\n\n".join(each.content for each in messages),
+            text="\n\n".join(message.content for message in messages),
             tools=() if seen else tuple(map(_tool, self._asked.tools)),
         )
 
@@ -163,7 +163,7 @@ def _check_allowed(options: VerifiersOptions, settings: VerifiersSettings) -> No
 
 @cache
 def _loaded() -> LoadedEnvironments:
-    """What the episodes in this process share."""
+    """State that the episodes in this process share."""
     return LoadedEnvironments()
 
 
@@ -195,8 +195,8 @@ def _content(message: Any) -> str:
     content = message.content
     if content is None or isinstance(content, str):
         return content or ""
-    found: Sequence[Any] = content
-    texts = [each.get("text") for each in found]
-    if not all(isinstance(each, str) for each in texts):
+    parts: Sequence[Any] = content
+    texts = [part.get("text") for part in parts]
+    if not all(isinstance(text, str) for text in texts):
         raise InvalidError("tasks.options.id: messages with images or sound cannot be shown")
     return "".join(texts)

@@ -37,7 +37,7 @@ def _steps(start: float, ceiling: float, step: float) -> int:
 
 
 def share(whole: WholeBatch, options: BapoOptions, low: float, high: float) -> float:
-    """What positive tokens contribute, by what all tokens do; weighted by p(behaviour)."""
+    """The contribution of positive tokens over that of all, weighted by p(behaviour)."""
     tokens = whole.tokens
     mass = _mass(tokens, options, low, high)
     total = whole.sum(mass)
@@ -46,10 +46,10 @@ def share(whole: WholeBatch, options: BapoOptions, low: float, high: float) -> f
 
 def _mass(tokens: TokenBatch, options: BapoOptions, low: float, high: float) -> Tensor:
     ratio = log_ratio(tokens.logprobs, tokens.old).exp()
-    found = clipped_between(ratio, tokens.advantages, low, high)
-    mass = tokens.behaviour.exp() * found.loss.abs()
-    if options.measure == "gradient" and found.clipped is not None:
-        mass = torch.where(found.clipped, 0.0, mass)
+    surrogate = clipped_between(ratio, tokens.advantages, low, high)
+    mass = tokens.behaviour.exp() * surrogate.loss.abs()
+    if options.measure == "gradient" and surrogate.clipped is not None:
+        mass = torch.where(surrogate.clipped, 0.0, mass)
     return torch.nan_to_num(mass, nan=0.0, posinf=0.0)
 
 

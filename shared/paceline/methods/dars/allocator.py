@@ -71,10 +71,10 @@ class Dars(Waves):
         a = accuracy or 0.5 / size
         if a >= _EASY:
             return 0
-        each = 2.0 * math.sqrt(a * (1.0 - a)) if self._with_std else 2.0 * a * (1.0 - a)
+        gain = 2.0 * math.sqrt(a * (1.0 - a)) if self._with_std else 2.0 * a * (1.0 - a)
         peak = size * (1.0 if self._with_std else 0.5)
         target = peak * 2.0 * (1.0 - a) if self._weighted else peak
-        wanted = math.ceil((target - size * each) / each - 1e-9)
+        wanted = math.ceil((target - size * gain) / gain - 1e-9)
         return max(min(wanted, self._most - size), 0)
 
     def hopeless(self) -> int:
@@ -93,7 +93,7 @@ class Dars(Waves):
 
     def observe(self, outcomes: Sequence[GroupOutcome], context: Context) -> dict[str, Any]:
         """Count groups without success in their first waves, and the other episodes."""
-        groups, others = (_DECAY * each for each in context.memory.get(_SPENT) or (0.0, 0.0))
+        groups, others = (_DECAY * spent for spent in context.memory.get(_SPENT) or (0.0, 0.0))
         for outcome in outcomes:
             hopeless = bool(outcome.rewards) and max(outcome.rewards[: self._size]) <= 0.0
             groups += hopeless

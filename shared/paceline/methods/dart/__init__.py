@@ -30,7 +30,7 @@ class DartStepsOptions(StrictModel):
     """Options of `dart_steps`."""
 
     share: float = Field(default=0.8, gt=0.0, le=1.0)
-    """Of the turns of the update, those with the highest mean entropy of their tokens."""
+    """Share of the update's turns that train: the turns with the highest mean entropy of tokens."""
 
 
 METHOD = Method(

@@ -84,7 +84,7 @@ class DartRollouts(Waves):
         self._memory = memory
 
     def observe(self, outcomes: Sequence[GroupOutcome], context: Context) -> dict[str, Any]:
-        """What becomes known of tasks; groups that failed say nothing."""
+        """Learn from the outcomes of tasks; failed groups say nothing."""
         changed: dict[str, Any] = {}
         for outcome in outcomes:
             if not outcome.rewards:

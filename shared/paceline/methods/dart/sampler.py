@@ -38,9 +38,9 @@ class DartOrder(Tournament):
     ) -> list[float]:
         """Minus the success rate; above any for tasks that were never tried."""
         del now, chance
-        return [float("inf") if each is None else -sum(each) / len(each) for each in known]
+        return [float("inf") if reward is None else -sum(reward) / len(reward) for reward in known]
 
     def learned(self, known: Rewards | None, outcome: GroupOutcome, now: int) -> Rewards:
         """The newest rewards."""
         del now
-        return [*(known or ()), *(round(each, 6) for each in outcome.rewards)][-self._last :]
+        return [*(known or ()), *(round(reward, 6) for reward in outcome.rewards)][-self._last :]

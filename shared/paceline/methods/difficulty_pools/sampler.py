@@ -57,7 +57,7 @@ class DifficultyPools(Tournament):
         """2: of the pool that is due in this draw; 1: normal; 0: another."""
         del now
         due = self._due(chance.random())
-        pools = [self._pool(each) for each in known]
+        pools = [self._pool(mean) for mean in known]
         return [2.0 if pool == due else float(pool == "normal") for pool in pools]
 
     def learned(self, known: float | None, outcome: GroupOutcome, now: int) -> float:

@@ -21,7 +21,7 @@ class GapoOptions(StrictModel):
     tau: float = Field(default=0.5, gt=0.0, le=1.0)
     """Share of the rewards that the densest interval has."""
     center: Literal["median", "mean"] = "median"
-    """What is taken of the interval."""
+    """Statistic of the interval that serves as its centre."""
     scale: bool = True
     """Divide by the deviation of all rewards from that centre."""
 

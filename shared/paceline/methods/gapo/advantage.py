@@ -23,10 +23,10 @@ def gapo(
     """(R - Q) / (s + 1e-6), with Q the centre of the densest interval of the group, [N]."""
     del context
     rewards = check(batch.rewards)
-    found = np.zeros_like(rewards)
+    advantages = np.zeros_like(rewards)
     for own in members(batch.groups):
-        found[own] = _of_group(rewards[own], tau, center, scale)
-    return found
+        advantages[own] = _of_group(rewards[own], tau, center, scale)
+    return advantages
 
 
 def _of_group(rewards: Floats, tau: float, center: str, scale: bool) -> Floats:

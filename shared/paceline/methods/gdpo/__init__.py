@@ -20,9 +20,9 @@ class GdpoOptions(StrictModel):
     """Options of `gdpo`."""
 
     weights: dict[str, Weight] = Field(default_factory=dict, max_length=32)
-    """Of the parts of the reward, by name; those that are not named have weight 1."""
+    """Weights of the reward's parts, by name; parts that are not named have weight 1."""
     over: Literal["episodes", "tokens"] = "episodes"
-    """What the batch is normalised over: `episodes` (reference) or `tokens` (verl)."""
+    """Unit over which the batch is normalised: `episodes` (reference) or `tokens` (verl)."""
     eps: float = Field(default=1e-4, ge=0.0)
 
 

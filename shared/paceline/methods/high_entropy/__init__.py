@@ -17,7 +17,7 @@ class HighEntropyOptions(StrictModel):
     """Options of `high_entropy`."""
 
     share: float = Field(default=0.2, gt=0.0, le=1.0)
-    """Of the tokens of the update, those with the highest entropy; at least one."""
+    """Share of the update's tokens that train: those of highest entropy; at least one."""
 
 
 METHOD = Method(

@@ -23,9 +23,9 @@ class MapoOptions(StrictModel):
     group: float = Field(default=0.5, ge=0.0)
     """Weight of the comparison with all turns."""
     scope: Literal["group", "batch"] = "group"
-    """Of the second comparison; the first version of the paper compares over the batch."""
+    """Scope of the second comparison; the first version of the paper compares over the batch."""
     signal: Literal["reward", "return"] = "reward"
-    """What the second comparison compares."""
+    """Quantity that the second comparison compares."""
 
 
 METHOD = Method(

@@ -29,6 +29,6 @@ def mapo(
     groups = batch.groups[turns.episodes]
     own = index_of(groups if scope == "group" else np.zeros_like(groups))
     compared = rewards if signal == "reward" else returns
-    found = turn * z_by(returns, same_turn(groups, turns), unbiased=False, eps=_EPS)
-    found += group * z_by(compared, own, unbiased=False, eps=_EPS)
-    return on_tokens(found, turns, batch)
+    advantages = turn * z_by(returns, same_turn(groups, turns), unbiased=False, eps=_EPS)
+    advantages += group * z_by(compared, own, unbiased=False, eps=_EPS)
+    return on_tokens(advantages, turns, batch)

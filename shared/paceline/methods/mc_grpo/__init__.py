@@ -23,7 +23,7 @@ class McGrpoOptions(StrictModel):
     clip: float = Field(default=5.0, gt=0.0)
     """Largest absolute advantage, if `guard` is set."""
     rescale: bool = False
-    """As the release: multiply by the size of the group over its advantages that are not 0."""
+    """Multiply by the group's size over its number of non-zero advantages, as the release does."""
 
 
 METHOD = Method(

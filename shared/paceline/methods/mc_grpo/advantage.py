@@ -25,9 +25,9 @@ def mc_grpo(
     values, weights = np.zeros_like(rewards), np.ones_like(rewards)
     for own in members(batch.groups):
         pivot = own[np.argsort(rewards[own], kind="stable")[(len(own) - 1) // 2]]
-        found = _scaled(rewards[own] - rewards[pivot], guard=guard, clip=clip)
-        nonzero = np.count_nonzero(found)
-        values[own] = found * len(own) / nonzero if rescale and nonzero else found
+        scaled = _scaled(rewards[own] - rewards[pivot], guard=guard, clip=clip)
+        nonzero = np.count_nonzero(scaled)
+        values[own] = scaled * len(own) / nonzero if rescale and nonzero else scaled
         weights[pivot] = 0.0
     return Advantages(values, weights=weights)
 
@@ -37,5 +37,5 @@ def _scaled(off: Floats, *, guard: bool, clip: float) -> Floats:
     if guard and deviation < _NONE:
         spread = float(off.std(ddof=1)) if len(off) > 1 else 0.0
         return np.clip(off / (spread + _EPS), -clip, clip) if spread > _NONE else np.zeros_like(off)
-    found = off / (deviation + _EPS)
-    return np.clip(found, -clip, clip) if guard else found
+    scaled = off / (deviation + _EPS)
+    return np.clip(scaled, -clip, clip) if guard else scaled

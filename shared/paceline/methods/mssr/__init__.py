@@ -59,7 +59,7 @@ class MssrEntropyOptions(StrictModel):
     bound: float = Field(default=2.0, gt=1.0)
     """At most the absolute advantage divided by this is added, so that no sign changes."""
     entropy: Literal["full", "sampled"] = "full"
-    """Of the whole distribution, or -p log p of the sampled token, as in the release."""
+    """Entropy of the whole distribution, or -p log p of the sampled token, as in the release."""
 
 
 METHOD = Method(

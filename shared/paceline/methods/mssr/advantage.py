@@ -60,13 +60,13 @@ def forgetting(kl: float | None, target: float, least: float, most: float, *, ru
 
 def mean_kl(metrics: Sequence[Mapping[str, float]], name: str) -> float | None:
     """The mean of a number over the steps that have it."""
-    found = [float(each[name]) for each in metrics if isinstance(each.get(name), (int, float))]
-    return float(np.mean(found)) if found else None
+    values = [float(row[name]) for row in metrics if isinstance(row.get(name), (int, float))]
+    return float(np.mean(values)) if values else None
 
 
 def _known(memory: Mapping[str, Any], task: int, unseen: Counts) -> Counts:
-    found = memory.get(str(task))
-    return unseen if found is None else (float(found[0]), float(found[1]))
+    counts = memory.get(str(task))
+    return unseen if counts is None else (float(counts[0]), float(counts[1]))
 
 
 def _rate(counts: Counts) -> float:

@@ -22,9 +22,9 @@ def interpolated(known: KnownTokens, options: InterpolatedOptions) -> Between:
 def snapshot(known: KnownTokens, options: SnapshotOptions) -> Between | Tensor:
     """Log-probs under the weights that sampled each token; `interpolated` where not kept."""
     del options
-    found = known.sampled()
-    missing = found.isnan()
-    return Between(torch.where(missing, _share(known), torch.nan), found)
+    sampled = known.sampled()
+    missing = sampled.isnan()
+    return Between(torch.where(missing, _share(known), torch.nan), sampled)
 
 
 def _share(known: KnownTokens) -> Tensor:

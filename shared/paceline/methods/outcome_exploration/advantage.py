@@ -36,8 +36,8 @@ def outcome_exploration(
         InvalidError: no part comes before.
     """
     before, groups = advantages_before(batch), members(batch.groups)
-    answers = [_key(each) for each in batch.answers]
-    found = np.zeros(len(answers))
+    answers = [_key(answer) for answer in batch.answers]
+    bonuses = np.zeros(len(answers))
     rare = np.array(
         [_rarity(context.memory, t, a) for t, a in zip(batch.tasks.tolist(), answers, strict=True)]
     )
@@ -45,9 +45,11 @@ def outcome_exploration(
         if (batch.rewards[own] > correct).all():
             continue
         named = [answers[place] for place in own]
-        found[own] = _bonus(bonus, rare[own], named, constant) * [bool(each) for each in named]
-    spread = found if len(before) == len(found) else np.repeat(found, batch.lengths)
-    changed = _counted(context.memory, context.outcomes)
+        bonuses[own] = _bonus(bonus, rare[own], named, constant) * [
+            bool(answer) for answer in named
+        ]
+    spread = bonuses if len(before) == len(bonuses) else np.repeat(bonuses, batch.lengths)
+    changed = _count_answers(context.memory, context.outcomes)
     distinct = sum(len({answers[place] for place in own} - {""}) for own in groups)
     notes = {"distinct_answers": distinct / max(len(groups), 1)}
     return Advantages(before + coef * spread, memory=changed, notes=notes)
@@ -61,7 +63,7 @@ def _bonus(kind: str, rare: Floats, answers: Sequence[str], constant: float) -> 
     if kind == "ucb_mean":
         return rare - (rare.sum() - rare) / max(len(rare) - 1, 1)
     counts = Counter(answers)
-    equal = np.array([counts[each] - 1 for each in answers], np.float64)
+    equal = np.array([counts[answer] - 1 for answer in answers], np.float64)
     return -equal / len(answers)
 
 
@@ -70,7 +72,7 @@ def _rarity(memory: Mapping[str, Any], task: int, answer: str) -> float:
     return min(1.0, 1.0 / np.sqrt(seen)) if seen else 1.0
 
 
-def _counted(
+def _count_answers(
     memory: Mapping[str, Any], outcomes: Sequence[GroupOutcome]
 ) -> dict[str, dict[str, int]]:
     changed: dict[str, dict[str, int]] = {}
@@ -80,7 +82,7 @@ def _counted(
         for answer in filter(None, map(_key, outcome.answers)):
             counts[answer] = counts.get(answer, 0) + 1
         if len(counts) > MAX_ANSWERS:
-            often = heapq.nlargest(MAX_ANSWERS, counts, key=lambda each: (counts[each], each))
+            often = heapq.nlargest(MAX_ANSWERS, counts, key=lambda answer: (counts[answer], answer))
             changed[task] = {answer: counts[answer] for answer in sorted(often)}
     return changed
 

@@ -18,7 +18,7 @@ class ClipOptions(StrictModel):
 
 
 class AggregationOptions(StrictModel):
-    """What the denominator counts."""
+    """Options of the aggregations: which tokens the denominator counts."""
 
     denominator: Literal["before_masks", "after_masks"] = "before_masks"
     """Whether tokens to which the corrections give weight 0 count. `before_masks`: they do, so the

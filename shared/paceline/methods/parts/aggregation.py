@@ -41,5 +41,5 @@ def seq_mean_token_mean(losses: Tensor, tokens: TokenBatch, options: Aggregation
 
 
 def seq_mean_token_sum_norm(losses: Tensor, tokens: TokenBatch, options: SumNormOptions) -> Tensor:
-    """As `seq_mean_token_sum`, divided by a constant (Dr. GRPO, arXiv 2503.20783, section 3)."""
+    """`seq_mean_token_sum` divided by a constant (Dr. GRPO, arXiv 2503.20783, section 3)."""
     return seq_mean_token_sum(losses, tokens, options) / options.norm

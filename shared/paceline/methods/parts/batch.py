@@ -1,4 +1,4 @@
-"""What the slots of an objective are given and return.
+"""Arguments and results of the slots of an objective.
 
 Tokens are flat: one entry per trainable policy token. A sequence is never split over micro-batches.
 Denominators count the whole update, over all ranks.
@@ -90,7 +90,7 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """What a surrogate returns."""
+    """Result of a surrogate."""
 
     loss: Tensor  # [N]
     clipped: Tensor | None = None  # bool [N]: tokens without a gradient of the surrogate

@@ -36,15 +36,15 @@ def good_turns(episode: FinishedEpisode, *, compared: bool, share: float) -> int
 
 def furthest(group: OpenGroup, *, success: float, share: float) -> list[Failed]:
     """Failed episodes with a turn to keep: those that keep most first, then the best rewarded."""
-    every = (turn for each in group.episodes for turn in each.turns)
+    every = (turn for episode in group.episodes for turn in episode.turns)
     compared = any(turn.matched_expert or turn.patched for turn in every)
-    found = [
-        (each, good_turns(each, compared=compared, share=share))
-        for each in group.episodes
-        if each.reward <= success
+    failed = [
+        (episode, good_turns(episode, compared=compared, share=share))
+        for episode in group.episodes
+        if episode.reward <= success
     ]
-    found.sort(key=lambda pair: (-pair[1], -pair[0].reward, pair[0].index))
-    return [(each, kept) for each, kept in found if kept > 0]
+    failed.sort(key=lambda pair: (-pair[1], -pair[0].reward, pair[0].index))
+    return [(episode, kept) for episode, kept in failed if kept > 0]
 
 
 def continued(parents: Sequence[Failed], count: int, *, variant: str) -> tuple[Start, ...]:
@@ -53,6 +53,10 @@ def continued(parents: Sequence[Failed], count: int, *, variant: str) -> tuple[S
         return ()
     chosen = (parents[index % len(parents)] for index in range(count))
     return tuple(
-        Start(variant=variant, parent=(each.index, each.turns[kept - 1].end), meta={"kept": kept})
-        for each, kept in chosen
+        Start(
+            variant=variant,
+            parent=(episode.index, episode.turns[kept - 1].end),
+            meta={"kept": kept},
+        )
+        for episode, kept in chosen
     )

@@ -1,4 +1,4 @@
-"""What an advantage finds that follows another one in `experience.advantage_shaping`."""
+"""Reads the advantages of the preceding part in `experience.advantage_shaping`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def episode_advantages_before(batch: EpisodeBatch) -> Floats:
     Raises:
         InvalidError: no part comes before, or it gave values of tokens.
     """
-    found = advantages_before(batch)
-    if len(found) != len(batch.rewards):
+    before = advantages_before(batch)
+    if len(before) != len(batch.rewards):
         raise InvalidError("it needs advantages of episodes; the part before gave those of tokens")
-    return found
+    return before

@@ -19,7 +19,7 @@ def rewritten(observation: Observation, change: Callable[[str], str]) -> Variant
     if not observation.messages:
         return Variant(text=text)
     messages = list(observation.messages)
-    places = [place for place, each in enumerate(messages) if each.role == "user"]
+    places = [place for place, message in enumerate(messages) if message.role == "user"]
     if not places:
         raise InvalidError("the first observation has no message of the user")
     question: Message = messages[places[-1]]

@@ -11,7 +11,7 @@ from paceline.plugins import StrictModel
 
 
 class KnownTokens(Protocol):
-    """What the trainer knows of a rank's tokens before the first update of a step."""
+    """A rank's tokens as the trainer knows them before the first update of a step."""
 
     @property
     def behaviour(self) -> Tensor:

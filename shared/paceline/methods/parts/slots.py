@@ -67,7 +67,7 @@ class Regulariser(Protocol):
     """A loss that is added, such as a KL to a reference or an entropy bonus."""
 
     def __call__(self, tokens: TokenBatch, *plan: Any, options: Any) -> Tensor:
-        """What is added to the loss of each token, [N]; `tokens.correction` has the weights."""
+        """The term added to the loss of each token, [N]; `tokens.correction` has the weights."""
         ...
 
 
@@ -81,7 +81,7 @@ class Aggregation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepScale:
-    """What a hook returns: a factor of the learning rate, and numbers for the log."""
+    """Result of a hook: a factor of the learning rate, and numbers for the log."""
 
     factor: float
     """1: none; 0: this update does not happen."""
@@ -152,5 +152,5 @@ def reads_logits(function: OfLogits) -> Callable[[F], F]:
 
 
 def logits_of(slot: Callable[..., Any]) -> OfLogits | None:
-    """What a slot computes from logits; None if it does not read them."""
+    """The slot's function of logits; None if it does not read them."""
     return getattr(slot, _LOGITS, None)

@@ -27,7 +27,7 @@ def log_ratio(new: Tensor, old: Tensor) -> Tensor:
 
 
 def log_difference(new: Tensor, old: Tensor) -> Tensor:
-    """As `log_ratio`, but the gradient of `new` is not lost where it is clamped.
+    """`log_ratio` whose gradient with respect to `new` survives clamping.
 
     A penalty has to pull a policy back however far it has gone.
     """

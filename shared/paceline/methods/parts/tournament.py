@@ -67,7 +67,7 @@ class Tournament(ABC):
         self._memory = memory
 
     def observe(self, outcomes: Sequence[GroupOutcome], context: Context) -> dict[str, Any]:
-        """What becomes known of the tasks of these groups; those that failed say nothing."""
+        """Learn about the tasks of these groups; failed groups say nothing."""
         changed: dict[str, Any] = {STEP: context.step}
         for outcome in outcomes:
             if outcome.rewards:
@@ -78,11 +78,11 @@ class Tournament(ABC):
 
     @abstractmethod
     def worths(self, known: Sequence[Any], now: int, chance: random.Random) -> list[float]:
-        """What is compared; `known` is what was stored of each task, or None, as of step `now`."""
+        """Worth of each task as of step `now`; `known` is its stored entry, or None."""
 
     @abstractmethod
     def learned(self, known: Any, outcome: GroupOutcome, now: int) -> Any:
-        """What is stored of a task after a group of it, in at most 4 KiB of JSON."""
+        """The entry of a task to store after one of its groups, at most 4 KiB of JSON."""
 
     def _candidates(self, draw: int) -> list[int]:
         turn, window = divmod(draw, self._num_windows)

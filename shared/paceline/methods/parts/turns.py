@@ -36,15 +36,15 @@ def to_go(values: Floats, turns: Turns, *, gamma: float, among: Bools | None = N
     follows = turns.episodes[:-1] == turns.episodes[1:]
     if among is not None:
         follows &= among[:-1] & among[1:]
-    found = values.astype(np.float64, copy=True)
+    returns = values.astype(np.float64, copy=True)
     for place in np.flatnonzero(follows)[::-1].tolist():
-        found[place] += gamma * found[place + 1]
-    return found
+        returns[place] += gamma * returns[place + 1]
+    return returns
 
 
 def on_tokens(values: Floats, turns: Turns, batch: EpisodeBatch) -> Floats:
     """The value of each policy token's turn, [T]; 0 outside of turns."""
-    found = np.zeros(int(batch.lengths.sum()))
+    per_token = np.zeros(int(batch.lengths.sum()))
     for value, start, end in zip(values, turns.starts, turns.ends, strict=True):
-        found[start:end] = value
-    return found
+        per_token[start:end] = value
+    return per_token

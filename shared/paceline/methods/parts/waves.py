@@ -1,4 +1,4 @@
-"""What allocators share."""
+"""Base class of allocators that start G episodes and add waves."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Waves(ABC):
 
 def solved(episodes: Sequence[FinishedEpisode], *, above: float) -> int:
     """How many episodes have a reward above a threshold."""
-    return sum(each.reward > above for each in episodes)
+    return sum(episode.reward > above for episode in episodes)
 
 
 def rate(episodes: Sequence[FinishedEpisode]) -> float:
     """The mean reward, each clipped to 0 to 1."""
-    return sum(min(max(each.reward, 0.0), 1.0) for each in episodes) / len(episodes)
+    return sum(min(max(episode.reward, 0.0), 1.0) for episode in episodes) / len(episodes)

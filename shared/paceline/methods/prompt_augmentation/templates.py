@@ -22,7 +22,7 @@ class PromptTemplate(StrictModel):
     text: str = Field(max_length=8192)
     """Has `{question}` once."""
     tags: tuple[Tag, ...] = Field(default=(), max_length=8)
-    """What a well-formed response has, once each; none: the format is free."""
+    """Tags that a well-formed response has, once each; none: the format is free."""
     answer: Literal["whole", "tags", "boxed", "line"] = "whole"
     """Where it has the answer: it is the whole response, between the last two tags, in the last
     `\\boxed{}`, or the last line, perhaps after a colon."""
@@ -138,16 +138,16 @@ def chosen(templates: tuple[str | PromptTemplate, ...]) -> tuple[PromptTemplate,
     Raises:
         InvalidError: a name is unknown, or two have the same.
     """
-    known = {each.name: each for each in TEMPLATES}
-    found: dict[str, PromptTemplate] = {}
-    for each in templates or TEMPLATES:
-        if isinstance(each, str) and each not in known:
-            raise InvalidError(f"template {each[:64]!r} is unknown; known: {', '.join(known)}")
-        template = known[each] if isinstance(each, str) else each
-        if template.name in found:
+    known = {builtin.name: builtin for builtin in TEMPLATES}
+    templates_by_name: dict[str, PromptTemplate] = {}
+    for choice in templates or TEMPLATES:
+        if isinstance(choice, str) and choice not in known:
+            raise InvalidError(f"template {choice[:64]!r} is unknown; known: {', '.join(known)}")
+        template = known[choice] if isinstance(choice, str) else choice
+        if template.name in templates_by_name:
             raise InvalidError(f"two templates are named {template.name!r}")
-        found[template.name] = template
-    return tuple(found.values())
+        templates_by_name[template.name] = template
+    return tuple(templates_by_name.values())
 
 
 class PromptAugmentationOptions(StrictModel):
@@ -162,10 +162,10 @@ class PromptAugmentationOptions(StrictModel):
     @model_validator(mode="after")
     def _can_be_used(self) -> Self:
         try:
-            found = chosen(self.templates)
+            templates = chosen(self.templates)
         except InvalidError as error:
             raise ValueError(error.message) from None
-        names = [each.name for each in found]
+        names = [template.name for template in templates]
         if self.evaluation and self.evaluation not in names:
             raise ValueError(
                 f"evaluation {self.evaluation!r} is not among the templates; allowed: "

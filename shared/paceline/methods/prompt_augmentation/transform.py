@@ -24,18 +24,18 @@ async def prompt_augmentation(
 
     All episodes of a group have the same one; held-out tasks always have that of `evaluation`.
     """
-    given = PromptAugmentationOptions.model_validate(options)
-    template = _drawn(given, context)
-    found = rewritten(observation, template.ask)
+    parsed = PromptAugmentationOptions.model_validate(options)
+    template = _drawn(parsed, context)
+    variant = rewritten(observation, template.ask)
     meta = {"tags": list(template.tags), "answer": template.answer}
-    return replace(found, name=template.name, meta=meta)
+    return replace(variant, name=template.name, meta=meta)
 
 
 def _drawn(options: PromptAugmentationOptions, context: TransformContext) -> PromptTemplate:
     templates = _chosen(options.templates)
     if context.purpose is Purpose.TRAIN:
         return templates[number("prompt_augmentation", context.seed) % len(templates)]
-    names = [each.name for each in templates]
+    names = [template.name for template in templates]
     return templates[names.index(options.evaluation) if options.evaluation else 0]
 
 

@@ -20,7 +20,7 @@ class PuzzlecraftOptions(StrictModel):
     scale: float = Field(default=4.0, gt=0.0)
     """With 4 no weight exceeds 1."""
     exponent: float = Field(default=0.5, ge=0.0)
-    """Of the dispersion of answers; 0 leaves it out."""
+    """Exponent of the dispersion of answers; 0 leaves it out."""
     dispersion: Literal["entropy", "distinct"] = "entropy"
     """`entropy` of the answers, for choices; `distinct`: (distinct - 1) / (size - 1), for answers
     of many parts."""

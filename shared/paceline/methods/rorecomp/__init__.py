@@ -21,9 +21,9 @@ class RorecompOptions(StrictModel):
     """Options of `rorecomp`."""
 
     share: float = Field(default=0.5, gt=0.0, le=1.0)
-    """Of the successes, and of the failures, of a group that are its priority; rounded up."""
+    """Share of a group's successes, and of its failures, that has priority; rounded up."""
     every: int = Field(default=4, ge=2, le=1_000_000)
-    """At every so many steps the others train instead."""
+    """Interval, in steps, at which the others train instead."""
     success: float = 0.5
     """Rewards above it are successes."""
 

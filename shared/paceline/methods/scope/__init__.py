@@ -22,7 +22,7 @@ class SharedPrefixOptions(StrictModel):
     """Options of `shared_prefix`."""
 
     credit: Literal["best", "mean"] = "best"
-    """What a token that several episodes have is given of their advantages."""
+    """How a token that several episodes share combines their advantages."""
 
 
 METHOD = Method(

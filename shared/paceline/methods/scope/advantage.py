@@ -29,7 +29,7 @@ def shared_prefix(
     if batch.parents is None or batch.inherited is None:
         return before
     values = before if len(before) == batch.lengths.sum() else np.repeat(before, batch.lengths)
-    found, counts = values.astype(np.float64), np.ones(len(values))
+    advantages, counts = values.astype(np.float64), np.ones(len(values))
     starts, lengths = batch.starts, batch.lengths
     # Those that continue an episode come after it.
     for child in np.flatnonzero(batch.parents >= 0)[::-1]:
@@ -38,8 +38,8 @@ def shared_prefix(
         ours = slice(starts[parent], starts[parent] + size)
         theirs = slice(starts[child], starts[child] + size)
         if credit == "best":
-            found[ours] = np.maximum(found[ours], found[theirs])
+            advantages[ours] = np.maximum(advantages[ours], advantages[theirs])
         else:
-            found[ours] += found[theirs]
+            advantages[ours] += advantages[theirs]
             counts[ours] += counts[theirs]
-    return found / counts
+    return advantages / counts

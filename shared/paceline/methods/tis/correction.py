@@ -15,7 +15,7 @@ LEAST_MEAN = 1e-8
 
 
 def mean_weight(whole: WholeBatch, options: TisOptions) -> float:
-    """What weights are divided by: their mean over all tokens, or sequences, of the update."""
+    """The divisor of weights: their mean over all tokens, or sequences, of the update."""
     if not options.normalise:
         return 1.0
     tokens = whole.tokens

@@ -25,7 +25,7 @@ class UiS1Options(StrictModel):
     episode: float = Field(default=1.0, ge=0.0)
     """Weight of the comparison of episodes."""
     variant: Literal["released", "paper"] = "released"
-    """What is compared of an episode: the score of each turn, or the sum over its turns."""
+    """Compare the scores of single turns, or the sums over the turns of an episode."""
     scale: bool = True
     """Divide by the standard deviation."""
 

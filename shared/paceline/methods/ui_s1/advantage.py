@@ -28,23 +28,23 @@ def ui_s1(
     groups = batch.groups[turns.episodes]
     # What follows a mismatch starts from 0, and so does what precedes it.
     returns = to_go(scores, turns, gamma=gamma, among=turns.matched)
-    found = step * _compared(returns, same_turn(groups, turns), scale=scale)
+    advantages = step * _relative(returns, same_turn(groups, turns), scale=scale)
     if variant == "released":
         own = index_of(groups)
         single = np.bincount(own)[own] == 1
-        found += episode * np.where(
-            single, scores / (1.0 + _EPS * scale), _compared(scores, own, scale=scale)
+        advantages += episode * np.where(
+            single, scores / (1.0 + _EPS * scale), _relative(scores, own, scale=scale)
         )
     else:
         count = len(batch.rewards)
         sums = np.zeros(count)
         np.add.at(sums, turns.episodes, scores)
         own = index_of(batch.groups)
-        found += episode * _compared(sums, own, scale=scale)[turns.episodes]
-    return on_tokens(found, turns, batch)
+        advantages += episode * _relative(sums, own, scale=scale)[turns.episodes]
+    return on_tokens(advantages, turns, batch)
 
 
-def _compared(values: Floats, index: Ints, *, scale: bool) -> Floats:
+def _relative(values: Floats, index: Ints, *, scale: bool) -> Floats:
     if not scale:
         return center_by(values, index)
     return z_by(values, index, unbiased=True, eps=_EPS)

@@ -46,11 +46,11 @@ class Vade(Tournament):
 
     def worths(self, known: Sequence[Known | None], now: int, chance: random.Random) -> list[float]:
         """The gain of success rates drawn from the posteriors."""
-        rates = [chance.betavariate(*self.posterior(each, now)) for each in known]
+        rates = [chance.betavariate(*self.posterior(counts, now)) for counts in known]
         return [self.gain(rate) for rate in rates]
 
     def gain(self, rate: float) -> float:
-        """What a group of a task with this success rate is worth."""
+        """Worth of a group whose task has this success rate."""
         return rate * (1.0 - rate) ** self._power
 
     def learned(self, known: Known | None, outcome: GroupOutcome, now: int) -> Known:

@@ -69,7 +69,7 @@ class XrpoPlanner(Waves):
     def more(self, group: OpenGroup, context: Context) -> Sequence[Start]:
         """Another round, or the seeded wave."""
         del context
-        if any(each.start.variant == SEEDED for each in group.episodes):
+        if any(episode.start.variant == SEEDED for episode in group.episodes):
             return ()
         size = len(group.episodes)
         if group.waves <= self._rounds and size < self._most and self._pays(group):

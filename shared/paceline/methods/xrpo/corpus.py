@@ -34,7 +34,7 @@ def remembered(
     newest = list(solved.items())[-MAX_NAMED_TASKS:]
     while newest and len(json.dumps([answer for _, answer in newest])) > MAX_BYTES:
         newest.pop(0)
-    return {CORPUS: [list(each) for each in newest]}
+    return {CORPUS: [list(solution) for solution in newest]}
 
 
 def seeded(memory: Mapping[str, Any], number: int) -> tuple[Start, ...]:

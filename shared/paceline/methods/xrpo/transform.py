@@ -31,17 +31,17 @@ async def xrpo_seeds(
 
     Without solved tasks the prompt stays as it is, and its variant is `zero_shot`.
     """
-    given = XrpoSeedsOptions.model_validate(options)
+    parsed = XrpoSeedsOptions.model_validate(options)
     if context.variant != SEEDED or context.purpose is not Purpose.TRAIN:
         return Variant(observation.messages, observation.text)
-    own = _field(context.task, given.question_field)
-    found = nearest(own, _solved(context, given), given.examples)
-    if not found:
+    own = _field(context.task, parsed.question_field)
+    neighbours = nearest(own, _solved(context, parsed), parsed.examples)
+    if not neighbours:
         return Variant(observation.messages, observation.text, name=ZERO_SHOT)
-    shown = "".join(_shown(question, answer, given) for _, question, answer in found)
-    made = rewritten(observation, lambda question: shown + question)
-    names = [task.task_id for task, _, _ in found]
-    return replace(made, name=SEEDED, meta={"examples": names}, train_as=given.train_as)
+    shown = "".join(_shown(question, answer, parsed) for _, question, answer in neighbours)
+    variant = rewritten(observation, lambda question: shown + question)
+    names = [task.task_id for task, _, _ in neighbours]
+    return replace(variant, name=SEEDED, meta={"examples": names}, train_as=parsed.train_as)
 
 
 def nearest(
@@ -50,8 +50,8 @@ def nearest(
     """The `number` most similar ones, the most similar last; among equals the first ones."""
     words = _words(question)
 
-    def similarity(each: tuple[Task, str, str]) -> float:
-        others = _words(each[1])
+    def similarity(solution: tuple[Task, str, str]) -> float:
+        others = _words(solution[1])
         return len(words & others) / max(len(words | others), 1)
 
     return sorted(solved, key=similarity, reverse=True)[:number][::-1]
@@ -65,12 +65,12 @@ def _solved(context: TransformContext, options: XrpoSeedsOptions) -> list[tuple[
     """Solved tasks with question and answer, without the task itself, whose answer they tell."""
     answers: list[Any] = list(context.meta.get("answers", ()))
     own = _field(context.task, options.question_field)
-    found: dict[str, tuple[Task, str, str]] = {}
+    solutions: dict[str, tuple[Task, str, str]] = {}
     for task, answer in zip(context.tasks, answers, strict=False):
         question = _field(task, options.question_field)
         if question and question != own and task.task_id != context.task.task_id:
-            found.setdefault(question, (task, question, str(answer)))
-    return list(found.values())
+            solutions.setdefault(question, (task, question, str(answer)))
+    return list(solutions.values())
 
 
 def _shown(question: str, answer: str, options: XrpoSeedsOptions) -> str:
@@ -80,5 +80,5 @@ def _shown(question: str, answer: str, options: XrpoSeedsOptions) -> str:
 
 def _field(task: Task, name: str) -> str:
     payload: Any = json.loads(task.payload)
-    found: Any = payload.get(name, "") if isinstance(payload, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return found if isinstance(found, str) else json.dumps(found)
+    value: Any = payload.get(name, "") if isinstance(payload, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return value if isinstance(value, str) else json.dumps(value)
