@@ -1,4 +1,4 @@
-"""What the reconciler needs of other parts."""
+"""Protocols of the reconciler's collaborators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline_controller.scaling.decide import Bounds
 
 
 class JobRegistry(Protocol):
-    """What the reconciler needs of the experience service."""
+    """The jobs, as the experience service keeps them."""
 
     async def live_jobs(self) -> list[LiveJob]:
         """All jobs that are not over."""

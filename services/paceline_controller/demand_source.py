@@ -43,7 +43,7 @@ class JobDemand:
 
 
 class DemandSource(Protocol):
-    """Where workers and demand are read from: the experience service."""
+    """The source of workers and demand: the experience service."""
 
     async def workers(self) -> Sequence[Worker]:
         """All workers in the roster."""

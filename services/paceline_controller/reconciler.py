@@ -111,12 +111,14 @@ class Reconciler:
         known = await self._refresh_jobs()
         # Starts and stops that end while or after the runtime is listed are not seen in the list.
         moving = set(self._acts)
-        observed = {found.name: found for found in await self._runtime.list()}
+        observed = {process.name: process for process in await self._runtime.list()}
         queue = await self._start_queued(observed) if known else Queue()
         able = self._able()
         self._sizes = await self._size(able.values(), observed, queue)
         tracking = await self._tracks(able.values())
-        running = [name for name, found in observed.items() if found.alive and not found.pending]
+        running = [
+            name for name, process in observed.items() if process.alive and not process.pending
+        ]
         whole = plan(able.values(), self._options, self._sizes, tracking=tracking, running=running)
         wanted = self._units(whole.values())
         self._stop_unwanted(wanted, observed)
@@ -153,7 +155,7 @@ class Reconciler:
     async def stop_all(self) -> None:
         """Stop every process; nothing is started afterwards."""
         await self.settle()
-        names = [found.name for found in await self._runtime.list()]
+        names = [process.name for process in await self._runtime.list()]
         stops = [self._runtime.stop(name, grace_s=self._child_grace_s) for name in names]
         await asyncio.gather(*stops)
 
@@ -194,18 +196,18 @@ class Reconciler:
     async def _refresh_jobs(self) -> bool:
         """Refresh the jobs; returns whether that succeeded."""
         try:
-            found = await self._ledger.live_jobs()
+            live = await self._ledger.live_jobs()
         except PacelineError as error:
             log.warning("cannot list jobs; going on with those known", error=error)
             return False
-        self._jobs = {job.job_id: job for job in found}
+        self._jobs = {job.job_id: job for job in live}
         return True
 
     def _stop_unwanted(self, wanted: dict[str, Wanted], observed: dict[str, Observed]) -> None:
-        for found in observed.values():
-            unwanted = found.name not in wanted and self._jobs is not None
-            if found.outdated or unwanted:
-                self._act(found.name, partial(self._stop, found.name))
+        for process in observed.values():
+            unwanted = process.name not in wanted and self._jobs is not None
+            if process.outdated or unwanted:
+                self._act(process.name, partial(self._stop, process.name))
 
     def _keep_slots(
         self, wanted: dict[str, Wanted], observed: dict[str, Observed], moving: set[str]
@@ -218,15 +220,15 @@ class Reconciler:
         for name, process in wanted.items():
             self._slots[name].wanted = process
         for name, slot in self._slots.items():
-            found = observed.get(name)
-            if found and found.alive and not slot.running and name not in moving:
+            running = observed.get(name)
+            if running and running.alive and not slot.running and name not in moving:
                 slot.began(self._clock())
                 log.info("adopted", process=name)
             if job := (self._jobs or {}).get(slot.wanted.job_id):
                 slot.stepped(job.step)
 
     async def _note_deaths(self, observed: dict[str, Observed], moving: set[str]) -> None:
-        alive = {name for name, found in observed.items() if found.alive}
+        alive = {name for name, process in observed.items() if process.alive}
         gone = self._slots.keys() - alive - moving
         died = {n: slot for n, slot in self._slots.items() if n in gone and slot.running}
         # Concurrently: when a machine fails, all processes on it have died.
@@ -269,9 +271,14 @@ class Reconciler:
         if self._jobs is None:
             return  # the shared pools would be scaled below the needs of unknown jobs
         for name, slot in self._slots.items():
-            found, replicas = observed.get(name), slot.wanted.replicas
-            if found and found.alive and found.replicas != replicas and name not in self._acts:
-                log.info("scales", process=name, replicas=replicas, before=found.replicas)
+            process, replicas = observed.get(name), slot.wanted.replicas
+            if (
+                process
+                and process.alive
+                and process.replicas != replicas
+                and name not in self._acts
+            ):
+                log.info("scales", process=name, replicas=replicas, before=process.replicas)
                 self._act(name, partial(self._runtime.scale, name, replicas))
 
     async def _move_jobs_on(self, observed: dict[str, Observed]) -> None:
@@ -291,11 +298,11 @@ class Reconciler:
         if self._progress is not None:
             await self._progress.look((self._jobs or {}).values())
         under_way = (JobState.STARTING, JobState.RUNNING)
-        found = {n: job for n, job in (self._jobs or {}).items() if job.state in under_way}
-        said = {n: j.reason for n, j in found.items() if j.reason.startswith(TRAINER_SAYS)}
-        self._said = {n: words for n, words in (self._said | said).items() if n in found}
-        reasons = {n: self._reason_of(n) for n in found}
-        changed = [job for n, job in found.items() if job.reason != reasons[n]]
+        started = {n: job for n, job in (self._jobs or {}).items() if job.state in under_way}
+        said = {n: j.reason for n, j in started.items() if j.reason.startswith(TRAINER_SAYS)}
+        self._said = {n: words for n, words in (self._said | said).items() if n in started}
+        reasons = {n: self._reason_of(n) for n in started}
+        changed = [job for n, job in started.items() if job.reason != reasons[n]]
         for job in changed[:MAX_NOTES]:
             await self._set_state(job.job_id, job.state, reason=reasons[job.job_id])
 
@@ -309,7 +316,7 @@ class Reconciler:
     def _has_any(self, job: LiveJob, observed: dict[str, Observed]) -> bool:
         """Whether any workload of the job runs, starts or stops."""
         acting = any(job.job_id in name for name in self._acts)
-        return acting or any(found.job_id == job.job_id for found in observed.values())
+        return acting or any(process.job_id == job.job_id for process in observed.values())
 
     async def _end_life(self, slot: ProcessSlot, words: str) -> None:
         """Record a failure; those of trainers are also counted in the ledger."""
@@ -319,15 +326,15 @@ class Reconciler:
             log.error("out of memory", process=slot.wanted.name, words=words)
         if slot.wanted.kind is WorkerKind.TRAINER:
             try:
-                lives, told = await self._ledger.report_failure(slot.wanted.job_id, words)
+                lives, recorded = await self._ledger.report_failure(slot.wanted.job_id, words)
             except PacelineError as error:
                 log.warning("cannot keep a failure", process=slot.wanted.name, error=error)
                 return
             slot.fruitless = max(slot.fruitless, lives)
             end = words.partition("\n")[0]
             # A killed rank reports nothing; the other ranks report that it has left.
-            killed = end.startswith((OOM, KILLED)) and end not in told
-            slot.words = f"{end}; {told}" if killed else told
+            killed = end.startswith((OOM, KILLED)) and end not in recorded
+            slot.words = f"{end}; {recorded}" if killed else recorded
 
     async def _give_up_if_failing(self, slot: ProcessSlot) -> None:
         alone = not any(
@@ -402,12 +409,12 @@ class Reconciler:
         """Start a background action on a process, unless another one is pending."""
         if name in self._acts:
             return
-        task = asyncio.create_task(_guarded(name, work), name=f"act {name}")
+        task = asyncio.create_task(_run_logged(name, work), name=f"act {name}")
         self._acts[name] = task
         task.add_done_callback(lambda _: self._acts.pop(name, None))
 
 
-async def _guarded(name: str, work: Callable[[], Awaitable[None]]) -> None:
+async def _run_logged(name: str, work: Callable[[], Awaitable[None]]) -> None:
     try:
         await work()
     except Exception:  # the supervisor boundary of this task

@@ -43,9 +43,9 @@ class GrpcJobRegistry:
     async def live_jobs(self) -> list[LiveJob]:
         """All jobs that are not over."""
         listed = [await self._live(job) for job in await self._list(LIVE)]
-        found = [live for live in listed if live is not None]
-        self._specs = {job.job_id: job.spec for job in found}
-        return found
+        jobs = [live for live in listed if live is not None]
+        self._specs = {job.job_id: job.spec for job in jobs}
+        return jobs
 
     async def untracked(self) -> bool:
         """Whether the trackers of some job are unfinished."""
@@ -55,7 +55,7 @@ class GrpcJobRegistry:
         """Quota and usage by tenant; tenants without jobs and quota are missing."""
         request = tenants_pb2.ListTenantsRequest()
         reply = await call(self._tenants.ListTenants, request, timeout_s=TIMEOUT_S)
-        return {each.name: tenant_from(each) for each in reply.tenants}
+        return {tenant.name: tenant_from(tenant) for tenant in reply.tenants}
 
     async def grant_incarnation(self, job_id: str) -> int:
         """Number the next start of a trainer."""
@@ -105,15 +105,15 @@ class GrpcJobRegistry:
         return self._specs[job_id]
 
     async def _list(self, states: Sequence[JobState]) -> list[Job]:
-        found: list[Job] = []
+        jobs: list[Job] = []
         token, wanted = "", [wire.number_of(state) for state in states]
         while True:
             request = jobs_pb2.ListJobsRequest(state=wanted, page_size=1000, page_token=token)
             reply = await call(self._jobs.ListJobs, request, timeout_s=TIMEOUT_S)
-            found += [wire.from_proto(each, Job) for each in reply.jobs]
+            jobs += [wire.from_proto(job, Job) for job in reply.jobs]
             token = reply.next_page_token
             if not token:
-                return found
+                return jobs
 
     async def _live(self, job: Job) -> LiveJob | None:
         """None: its spec cannot be read; the experience service ends the job."""

@@ -1,4 +1,4 @@
-"""What an environment worker needs of a job: read once, shared by all of its episodes."""
+"""The context of a job in an environment worker: read once, shared by all of its episodes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class JobDialogue:
 
 
 class GroupContext:
-    """What the episodes of an assignment share, above all the rendered first observation."""
+    """State that the episodes of an assignment share, above all the rendered first observation."""
 
     def __init__(self, *, job: JobContext, assignment: Assignment, task: types_pb2.Task) -> None:
         self.job = job
@@ -140,7 +140,7 @@ class GroupContext:
         return self._holders.setdefault(_key(observation), PrefixHolders())
 
     async def shown(self, observation: Observation, index: int) -> ShownVariant | None:
-        """What the job's transform makes of a first observation, once for all that start alike.
+        """A first observation as the job's transform shows it, once for all that start alike.
 
         None: the job has none.
 
@@ -353,7 +353,9 @@ def build_context(
     evals = spec.eval_sets.items()
     options = {
         Purpose.TRAIN: {"": spec.tasks.options},
-        Purpose.EVAL: {name: {**spec.tasks.options, **evaluation.options} for name, evaluation in evals},
+        Purpose.EVAL: {
+            name: {**spec.tasks.options, **evaluation.options} for name, evaluation in evals
+        },
     }
     return JobContext(
         job_id=job_id,

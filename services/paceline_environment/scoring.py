@@ -82,7 +82,7 @@ class Scoring:
             job = _JobQueue(job_id, tenant, rewards, code, self._timeout_s + part_s)
 
             async def send(items: list[_PendingScore]) -> None:
-                parts = portions(items, size=lambda part: part.item.ByteSize(), max_size=_MAX_BYTES)
+                parts = portions(items, size=lambda x: x.item.ByteSize(), max_size=_MAX_BYTES)
                 await asyncio.gather(*(self._send(job, part) for part in parts))
 
             self._jobs[job_id] = Coalescer(send, linger=self._linger, max_items=MAX_ITEMS)

@@ -26,7 +26,7 @@ def _zeros() -> dict[str, int]:
 
 @dataclass(slots=True)
 class JobStages:
-    """What the open episodes of one job wait for: those for training, or of its evaluation."""
+    """Stages of the open episodes of one job: the episodes for training, or its evaluation."""
 
     version: int = -1  # that is evaluated
     waiting: dict[str, int] = field(default_factory=_zeros)
@@ -63,7 +63,7 @@ class Stages:
     usage: Usage | None = None
 
     def of(self, job_id: str, version: int = -1) -> JobStages:
-        """Those of a job; `version`: of the evaluation of this version."""
+        """The stages of a job; with a `version`, those of its evaluation of that version."""
         stages = self.jobs.setdefault((job_id, version >= 0), JobStages())
         stages.version = version
         return stages

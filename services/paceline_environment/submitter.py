@@ -63,7 +63,9 @@ class Submitter:
         if job_id not in self._jobs:
 
             async def send(items: list[_PendingSubmission]) -> None:
-                for batch in portions(items, size=lambda submission: submission.num_bytes, max_size=_MAX_BYTES):
+                for batch in portions(
+                    items, size=lambda submission: submission.num_bytes, max_size=_MAX_BYTES
+                ):
                     await self._send(job_id, batch)
 
             self._jobs[job_id] = Coalescer(send, linger=self._linger, max_items=_MAX_ITEMS)

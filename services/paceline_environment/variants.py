@@ -62,7 +62,7 @@ class JobTransform:
             async with asyncio.timeout(self._timeout_s):
                 with plugin_boundary(passes=(PacelineError,), report=report):
                     answer = await self._call(observation, context)
-                    return _checked(answer, observation, context)
+                    return _check(answer, observation, context)
         except TimeoutError:
             raise DeadlineError(
                 f"{self._label} took more than {self._timeout_s:g} s (tasks.step_timeout_s)"
@@ -71,7 +71,7 @@ class JobTransform:
             raise type(error)(f"{self._label}: {error.message}") from error
 
 
-def _checked(variant: Any, observation: Observation, context: TransformContext) -> ShownVariant:
+def _check(variant: Any, observation: Observation, context: TransformContext) -> ShownVariant:
     if not isinstance(variant, Variant):
         raise InvalidError(f"it returned {type(variant).__name__}; Variant is needed")
     if not variant.messages and not variant.text:
@@ -83,7 +83,9 @@ def _checked(variant: Any, observation: Observation, context: TransformContext) 
         raise InvalidError(f"train_as {variant.train_as!r}; allowed: sampled, original")
     serialized = json.dumps({"variant": variant.name, "meta": dict(variant.meta)}, allow_nan=False)
     if len(serialized) > MAX_PICK_BYTES:
-        raise InvalidError(f"a variant has {len(serialized)} bytes; at most {MAX_PICK_BYTES} are allowed")
+        raise InvalidError(
+            f"a variant has {len(serialized)} bytes; at most {MAX_PICK_BYTES} are allowed"
+        )
     meta = {**context.meta, **variant.meta}
     return ShownVariant(
         observation=replace(observation, messages=messages, text=variant.text),
@@ -103,14 +105,14 @@ def with_prompt(transcript: Transcript, prompt: Transcript) -> Transcript:
         return transcript
     shift = len(prompt.tokens) - first
 
-    def moved(span: Any) -> Any:
+    def shift_span(span: Any) -> Any:
         return replace(span, start=span.start + shift, end=span.end + shift)
 
     return replace(
         transcript,
         tokens=prompt.tokens + transcript.tokens[first:],
-        spans=(*prompt.spans, *(moved(s) for s in transcript.spans if s.start >= first)),
-        steps=tuple(map(moved, transcript.steps)),
+        spans=(*prompt.spans, *(shift_span(s) for s in transcript.spans if s.start >= first)),
+        steps=tuple(map(shift_span, transcript.steps)),
         branch_token=transcript.branch_token + shift if transcript.branch_token else 0,
         original_prompt=True,
     )

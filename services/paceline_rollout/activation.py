@@ -14,7 +14,7 @@ from paceline.plugins import EngineRequest
 
 
 class Activation(StrEnum):
-    """What a swap does to running requests."""
+    """How running requests continue across a swap."""
 
     IN_FLIGHT = "in_flight"  # they continue with their present cache
     INTERRUPT = "interrupt"  # they continue after a new prefill

@@ -95,9 +95,11 @@ def build_engine(
 
 
 def _hidden_size(config: Path) -> int:
-    """Of the model, from its configuration; 0 if that does not say."""
+    """The hidden size of the model by its configuration; 0 if it does not say."""
     if not config.exists():
         return 0
     model_config = json.loads(config.read_text())
-    value = model_config.get("hidden_size") or model_config.get("text_config", {}).get("hidden_size")
+    value = model_config.get("hidden_size") or model_config.get("text_config", {}).get(
+        "hidden_size"
+    )
     return value if isinstance(value, int) else 0

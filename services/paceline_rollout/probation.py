@@ -42,9 +42,9 @@ class Probation:
         return None
 
     def accept(self, version: int) -> list[EngineOutput]:
-        """What may be sent now that a version is right.
+        """The held outputs that may be sent once a version is accepted.
 
-        Those before it that have no verdict were replaced before there was one; so they have none.
+        Earlier versions without a verdict were replaced before they had one, and never get one.
         """
         self._accepted = [*self._accepted, version][-MAX_ACCEPTED:]
         self._refused = max(self._refused, version - 1)

@@ -378,7 +378,7 @@ def _stages(span: Span, end: EngineOutput, first_ns: int) -> None:
 
 
 def _problem(caller_request: CallerRequest) -> str:
-    """What is wrong with a request: field, value and what is allowed; empty if it is valid."""
+    """The problem of a request: field, value and what is allowed; empty if it is valid."""
     name, pinned = caller_request.generation.request_id, caller_request.generation.pinned_version
     min_version = caller_request.min_version
     if not name:

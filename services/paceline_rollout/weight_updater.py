@@ -129,7 +129,7 @@ class WeightUpdater:
 
     @property
     def phase(self) -> WorkerPhase:
-        """What it is at for the newest version, or which one it serves or refuses."""
+        """The phase of the newest version, or the version that is served or refused."""
         if self._loading is not None:
             return self._loading
         if self._receiver.wanted > self._receiver.latest:
@@ -142,7 +142,9 @@ class WeightUpdater:
 
     def _receiving(self) -> WorkerPhase:
         wanted, total = self._receiver.wanted, float(self.newest.num_bytes)
-        transfers = (transfer for transfer in self._receiver.progress() if transfer.version == wanted)
+        transfers = (
+            transfer for transfer in self._receiver.progress() if transfer.version == wanted
+        )
         parts = next(((e.num_ready / e.num_chunks) for e in transfers if e.num_chunks), 0.0)
         return WorkerPhase(Phase.RECEIVING_WEIGHTS, wanted, parts * total, total)
 
@@ -271,7 +273,7 @@ class WeightUpdater:
         await self._changed(header.version, True)
 
     async def _check(self, staging: Staging) -> CanaryVerdict:
-        """What the canary, and now and then the bytes, say of the weights that are loaded."""
+        """The verdict of the canary, and now and then of the bytes, on the loaded weights."""
         header = staging.header
         scored = [await self._engine.score(sequence.tokens) for sequence in header.canary.sequences]
         self._check_active(header.version)

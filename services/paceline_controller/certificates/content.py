@@ -67,8 +67,8 @@ def parse_authority(data: Mapping[str, bytes]) -> Authority | None:
         until = {name: datetime.fromisoformat(text) for name, text in state["retired"].items()}
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
-    found = ((each, until.get(_digest(each))) for each in bundle)
-    retired = tuple(Retired(each, over) for each, over in found if over is not None)
+    dated = ((certificate, until.get(_digest(certificate))) for certificate in bundle)
+    retired = tuple(Retired(certificate, over) for certificate, over in dated if over is not None)
     return Authority(active=active, next=upcoming, spread_since=since or None, retired=retired)
 
 

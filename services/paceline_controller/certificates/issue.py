@@ -52,7 +52,7 @@ class Authority:
     def bundle(self) -> tuple[x509.Certificate, ...]:
         """All authorities to trust."""
         upcoming = () if self.next is None else (self.next.certificate,)
-        old = (each.certificate for each in self.retired)
+        old = (retired.certificate for retired in self.retired)
         return (self.active.certificate, *upcoming, *old)
 
 
@@ -106,7 +106,11 @@ def _advance(state: State, issue: Issue, now: datetime) -> Authority:
         return Authority(make_authority(names, now=now, days=issue.authority_days))
     authority = _prepare(seen, names, issue, now)
     authority = _note_spread(authority, state.leaves.values(), issue, now)
-    retired = tuple(each for each in authority.retired if now < each.until)
+    retired = tuple(
+        retired_certificate
+        for retired_certificate in authority.retired
+        if now < retired_certificate.until
+    )
     return authority if retired == authority.retired else replace(authority, retired=retired)
 
 
@@ -118,8 +122,8 @@ def _prepare(seen: Authority, names: set[str], issue: Issue, now: datetime) -> A
         due = _outgrown(seen.next, names, now)
     if not due:
         return seen
-    made = make_authority(names, now=now, days=issue.authority_days)
-    return replace(seen, next=made, spread_since=None)
+    successor = make_authority(names, now=now, days=issue.authority_days)
+    return replace(seen, next=successor, spread_since=None)
 
 
 def _outgrown(pair: Pair, names: set[str], now: datetime) -> bool:
@@ -166,5 +170,5 @@ def _may_stay(
     days: float,
     now: datetime,
 ) -> bool:
-    trusted = any(signed_by(certificate, each) for each in bundle)
+    trusted = any(signed_by(certificate, issuer) for issuer in bundle)
     return trusted and not why_due(certificate, names=names, days=days, now=now)

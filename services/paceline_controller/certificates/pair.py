@@ -33,13 +33,13 @@ class Pair:
         Raises:
             ValueError: not PEM, not an elliptic-curve key, or the key of another certificate.
         """
-        found = x509.load_pem_x509_certificate(certificate)
+        parsed = x509.load_pem_x509_certificate(certificate)
         private = serialization.load_pem_private_key(key, password=None)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             raise ValueError("the key is not of an elliptic curve")
-        if private.public_key() != found.public_key():
+        if private.public_key() != parsed.public_key():
             raise ValueError("the key is not that of the certificate")
-        return cls(found, private)
+        return cls(parsed, private)
 
     @property
     def certificate_pem(self) -> bytes:
@@ -84,20 +84,20 @@ def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> boo
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
     """Its DNS subject alternative names, in their order."""
     try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
         return ()
-    return tuple(found.value.get_values_for_type(x509.DNSName))
+    return tuple(extension.value.get_values_for_type(x509.DNSName))
 
 
 def may_sign(authority: x509.Certificate, name: str) -> bool:
     """Whether the name constraints of an authority allow a DNS name."""
     try:
-        found = authority.extensions.get_extension_for_class(x509.NameConstraints)
+        constraints = authority.extensions.get_extension_for_class(x509.NameConstraints)
     except x509.ExtensionNotFound:
         return True
     bare = name.removeprefix("*.")
-    allowed = [str(tree.value) for tree in found.value.permitted_subtrees or ()]
+    allowed = [str(tree.value) for tree in constraints.value.permitted_subtrees or ()]
     return any(bare == tree or bare.endswith(f".{tree}") for tree in allowed)
 
 
@@ -106,7 +106,7 @@ def make_authority(names: Iterable[str], *, now: datetime, days: float) -> Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
     # Subjects differ, so that successive authorities can be distinguished.
-    subject = _named(f"paceline authority {serial:040x}"[:40])
+    subject = _distinguished_name(f"paceline authority {serial:040x}"[:40])
     trees = sorted({name.removeprefix("*.") for name in (DOMAIN, *names)})
     nowhere = [x509.IPAddress(ip_network(net)) for net in ("0.0.0.0/0", "::/0")]
     builder = (
@@ -135,7 +135,7 @@ def make_leaf(
     signer = authority.certificate
     end = min(now + timedelta(days=days), signer.not_valid_after_utc)
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-    subject = _named(f"paceline-{service}")
+    subject = _distinguished_name(f"paceline-{service}")
     builder = (
         _builder(subject, key, x509.random_serial_number())
         .issuer_name(signer.subject)
@@ -172,7 +172,7 @@ def _begin(now: datetime, days: float) -> datetime:
     return now - min(BACKDATED, timedelta(days=days) / 10)
 
 
-def _named(common_name: str) -> x509.Name:
+def _distinguished_name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 

@@ -81,14 +81,14 @@ def run(
 
 
 def _pass(issue: Issue, secrets: Secrets, now: datetime) -> int:
-    found = {name: secrets.read(name) for name in _names(issue)}
-    state = _parse(issue, found)
+    stored = {name: secrets.read(name) for name in _names(issue)}
+    state = _parse(issue, stored)
     wanted = renew(state, issue, now)
     contents = _contents(issue, wanted)
     written = 0
     # The authority first: it must be stored before anything that it has signed.
     for name in _names(issue):
-        seen = found[name]
+        seen = stored[name]
         if seen is None or seen.data != contents[name] or not secrets.labelled(seen):
             secrets.write(name, contents[name], seen)
             written += 1
@@ -100,11 +100,11 @@ def _names(issue: Issue) -> list[str]:
     return [issue.authority, *(leaf.secret for leaf in issue.services.values())]
 
 
-def _parse(issue: Issue, found: dict[str, StoredSecret | None]) -> State:
-    authority = found[issue.authority]
+def _parse(issue: Issue, stored: dict[str, StoredSecret | None]) -> State:
+    authority = stored[issue.authority]
     leaves: dict[str, Issued | None] = {}
     for service, leaf in issue.services.items():
-        seen = found[leaf.secret]
+        seen = stored[leaf.secret]
         leaves[service] = None if seen is None else parse_leaf(seen.data)
     return State(None if authority is None else parse_authority(authority.data), leaves)
 

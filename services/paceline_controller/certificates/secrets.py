@@ -89,18 +89,18 @@ class Secrets:
             StateError: it exists, but the issuer did not create it.
         """
         try:
-            found = self._call("get", name, self._api.read_namespaced_secret, name)
+            secret = self._call("get", name, self._api.read_namespaced_secret, name)
         except _MissingError:
             return None
-        labels = found.metadata.labels or {}
+        labels = secret.metadata.labels or {}
         if labels.get(MANAGED_BY) != MANAGER:
             raise StateError(
                 f"secret {self._issue.namespace}/{name} was not made by the issuer "
                 f"(label {MANAGED_BY} is {labels.get(MANAGED_BY)!r}, not {MANAGER!r}); "
                 "delete it or choose another name"
             )
-        data = {key: b64decode(value) for key, value in (found.data or {}).items()}
-        return StoredSecret(data, found.metadata.resource_version, labels)
+        data = {key: b64decode(value) for key, value in (secret.data or {}).items()}
+        return StoredSecret(data, secret.metadata.resource_version, labels)
 
     def write(self, name: str, data: Mapping[str, bytes], seen: StoredSecret | None) -> None:
         """Create a Secret, or replace the one that was read.

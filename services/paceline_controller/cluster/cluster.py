@@ -175,25 +175,25 @@ class ClusterService(Service):
     async def _owner(self) -> Object | None:
         """The controller's Deployment, which owns the lease; None: it does not run as one."""
         try:
-            found = await self._connection.get(DEPLOYMENTS, self._options.kubernetes.owner)
+            deployment = await self._connection.get(DEPLOYMENTS, self._options.kubernetes.owner)
         except PacelineError as error:
             log.warning(
                 "the lease has no owner", deployment=self._options.kubernetes.owner, error=error
             )
             return None
-        return owner_reference(found, DEPLOYMENTS)
+        return owner_reference(deployment, DEPLOYMENTS)
 
     def _regarding(self, job_id: str) -> Object | None:
         """The TrainingJob of a job, else its trainer, else the controller itself."""
         try:
-            found = self._training_job(job_id) if job_id else None
+            subject = self._training_job(job_id) if job_id else None
             trainers = self._inventory.trainer_jobs().get(f"trainer-{job_id}")
-            if found is None and job_id and trainers:
-                found = max(trainers, key=incarnation_of)
-            found = found or self._inventory.deployments.find(self._options.kubernetes.owner)
+            if subject is None and job_id and trainers:
+                subject = max(trainers, key=incarnation_of)
+            subject = subject or self._inventory.deployments.find(self._options.kubernetes.owner)
         except UnavailableError:
             return None
-        return reference(found) if found else None
+        return reference(subject) if subject else None
 
     def _training_job(self, job_id: str) -> Object | None:
         try:

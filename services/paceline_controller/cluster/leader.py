@@ -73,18 +73,18 @@ class Candidate:
         """Seconds until it must stop unless it renews."""
         return 0.0 if self._until_s is None else max(self._until_s - now_s, 0.0)
 
-    def bid(self, found: LeaseRecord | None, now_s: float) -> LeaseRecord | None:
-        """What to write after reading the lease; None: another candidate holds it."""
-        if found is None:
+    def bid(self, lease: LeaseRecord | None, now_s: float) -> LeaseRecord | None:
+        """The record to write after reading the lease; None: another candidate holds it."""
+        if lease is None:
             return LeaseRecord(self._identity, "")
-        if found.version != self._seen:
-            self._seen, self._seen_s = found.version, now_s
-        if found.holder == self._identity and self.acting(now_s):
-            return found
-        free = not found.holder or now_s - self._seen_s >= self._times.lease_s
+        if lease.version != self._seen:
+            self._seen, self._seen_s = lease.version, now_s
+        if lease.holder == self._identity and self.acting(now_s):
+            return lease
+        free = not lease.holder or now_s - self._seen_s >= self._times.lease_s
         if not free:
             return None
-        return replace(found, holder=self._identity, transitions=found.transitions + 1)
+        return replace(lease, holder=self._identity, transitions=lease.transitions + 1)
 
     def won(self, written: LeaseRecord, *, sent_s: float) -> None:
         """The write was accepted; `sent_s` is from before it was sent."""
@@ -92,7 +92,7 @@ class Candidate:
         self._until_s = sent_s + self._times.renew_within_s
 
     def lost(self) -> None:
-        """It no longer leads."""
+        """Note that it no longer leads."""
         self._until_s = None
 
 
@@ -144,15 +144,15 @@ class Leader:
 
     async def _campaign(self) -> None:
         try:
-            found = await self._leases.read()
+            lease = await self._leases.read()
         except NotFoundError:
-            found = None
+            lease = None
         sent_s = self._clock()
-        bid = self._candidate.bid(found, sent_s)
+        bid = self._candidate.bid(lease, sent_s)
         if bid is None:
             self._candidate.lost()
             return
-        write = self._leases.write if found else self._leases.make
+        write = self._leases.write if lease else self._leases.make
         self._candidate.won(await write(bid), sent_s=sent_s)
 
     async def _term(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -166,7 +166,7 @@ class Leader:
         finally:
             renewal.cancel()
             self._candidate.lost()
-            await _ended(task)
+            await _cancel(task)
             log.info("leads no longer", identity=self._identity)
 
     async def _renew(self) -> None:
@@ -178,14 +178,14 @@ class Leader:
         """Release the lease, so that another candidate can start at once."""
         try:
             async with asyncio.timeout(self._times.retry_s):
-                found = await self._leases.read()
-                if found.holder == self._identity:
-                    await self._leases.write(replace(found, holder=""))
+                lease = await self._leases.read()
+                if lease.holder == self._identity:
+                    await self._leases.write(replace(lease, holder=""))
         except (PacelineError, TimeoutError) as error:
             log.warning("lease not handed over", identity=self._identity, error=error)
 
 
-async def _ended(task: asyncio.Future[None]) -> None:
+async def _cancel(task: asyncio.Future[None]) -> None:
     """Cancel it and wait until it has; raises what it raised before."""
     if task.done():
         task.result()

@@ -11,7 +11,7 @@ from paceline_controller.runtimes.kubernetes.resources import LEASES, Kind, Obje
 
 
 class LeaseApi(Protocol):
-    """What is needed of the Kubernetes API."""
+    """The part of the Kubernetes API that leases use."""
 
     async def get(self, kind: Kind, name: str) -> Object:
         """One object."""

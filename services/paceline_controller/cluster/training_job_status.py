@@ -51,7 +51,7 @@ def next_step(body: Object) -> NextStep:
 
 
 def _suspended(body: Object) -> NextStep:
-    """What `spec.suspend` asks for; where it is not set, the API and the CLI pause and resume."""
+    """The step that `spec.suspend` asks for; unless it is set, API and CLI pause and resume."""
     suspend = body.get("spec", {}).get("suspend")
     state = (body.get("status") or {}).get("state")
     if suspend is True and state in (JobState.QUEUED, JobState.STARTING, JobState.RUNNING):
@@ -73,13 +73,19 @@ def held(body: Object) -> Object:
 
 def released(body: Object) -> Object:
     """A patch that removes our finalizer."""
-    return {"metadata": {"finalizers": [each for each in finalizers(body) if each != FINALIZER]}}
+    return {
+        "metadata": {
+            "finalizers": [finalizer for finalizer in finalizers(body) if finalizer != FINALIZER]
+        }
+    }
 
 
 def is_rejected(status: Object) -> bool:
     """Whether no job can be made of the spec, which is immutable."""
-    found = {each["type"]: each["status"] for each in status.get("conditions") or ()}
-    return found.get("Accepted") == "False"
+    statuses = {
+        condition["type"]: condition["status"] for condition in status.get("conditions") or ()
+    }
+    return statuses.get("Accepted") == "False"
 
 
 def is_over(status: Object) -> bool:
@@ -142,7 +148,7 @@ def _condition(kind: str, status: str, reason: str, message: str) -> Object:
 def _status(body: Object, fields: Object, conditions: list[Object], now: datetime) -> Object:
     """Keeps conditions of others, and the transition times of those that have not changed."""
     before = body.get("status") or {}
-    known = {each["type"]: each for each in before.get("conditions") or ()}
+    known = {entry["type"]: entry for entry in before.get("conditions") or ()}
     stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     generation = body["metadata"].get("generation", 1)
     for condition in conditions:

@@ -64,7 +64,7 @@ log = Log("training_jobs")
 
 
 class TrainingJobApi(Protocol):
-    """What is needed of the Kubernetes API."""
+    """The part of the Kubernetes API that `TrainingJobs` uses."""
 
     async def patch(
         self, kind: Kind, name: str, changes: Object, *, subresource: str = ""
@@ -81,7 +81,7 @@ class JobPods(Protocol):
     """The pods of jobs."""
 
     def waits_for(self, job_id: str) -> str:
-        """What keeps the pods of a job from starting; empty: nothing."""
+        """The reason why pods of a job do not start; empty: there is none."""
         ...
 
     def rollouts_of(self, job_id: str) -> int:
@@ -160,11 +160,11 @@ class TrainingJobs:
         Raises:
             UnavailableError: the cache is stale.
         """
-        found = {uid_of(body): body for body in self._cache.objects()}
-        self._backoffs = {uid: self._backoffs.get(uid) or _Backoff() for uid in found}
+        bodies = {uid_of(body): body for body in self._cache.objects()}
+        self._backoffs = {uid: self._backoffs.get(uid) or _Backoff() for uid in bodies}
         limit = asyncio.Semaphore(AT_ONCE)
         await asyncio.gather(
-            *(self._process(body, self._backoffs[uid], limit) for uid, body in found.items())
+            *(self._process(body, self._backoffs[uid], limit) for uid, body in bodies.items())
         )
 
     async def _process(self, body: Object, backoff: _Backoff, limit: asyncio.Semaphore) -> None:

@@ -36,10 +36,10 @@ class Costs:
         """Account for the time since the last call by what runs now; forget jobs that are over."""
         passed_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
-        for found in observed:
-            what = wanted.get(found.name)
-            if found.alive and not found.pending and what is not None and what.job_id in jobs:
-                self._add(found, what, passed_s)
+        for process in observed:
+            what = wanted.get(process.name)
+            if process.alive and not process.pending and what is not None and what.job_id in jobs:
+                self._add(process, what, passed_s)
         for job_id in self._jobs - set(jobs):
             self._metrics.forget(job_id)
         self._jobs = set(jobs)
@@ -51,14 +51,14 @@ class Costs:
         self._jobs = set()
 
     def restarted(self, kind: WorkerKind) -> None:
-        """A process has died."""
+        """Count a process that has died."""
         self._metrics.add("restarts", service=kind)
 
-    def _add(self, found: Observed, what: Wanted, passed_s: float) -> None:
+    def _add(self, process: Observed, what: Wanted, passed_s: float) -> None:
         if what.kind is WorkerKind.TRAINER:
             pool, count, cost = TRAINER, what.world_size, self._options.trainer_cost
         elif what.kind is WorkerKind.ROLLOUT:
-            pool, count, cost = what.pool, found.replicas, self._options.pools[what.pool].cost
+            pool, count, cost = what.pool, process.replicas, self._options.pools[what.pool].cost
         else:
             return  # a shared pool, on machines without accelerators
         seconds = count * passed_s

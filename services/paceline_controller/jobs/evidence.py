@@ -1,4 +1,4 @@
-"""What roster and ledger say about a running job."""
+"""Evidence about a running job from roster and ledger."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from paceline.types import Worker, WorkerPhase
 from paceline_controller.demand_source import JobDemand
 from paceline_controller.jobs.plan import LiveJob
 
-# Of the load of workers: what grows only with work done. Loading weights is none: they may be
+# Load of workers that grows only with work done. Loading weights is none: they may be
 # refused.
 _WORK = ("tokens_generated", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What can be seen of a running job at one moment."""
+    """State of a running job at one moment."""
 
     demand: JobDemand
     trainers: tuple[Worker, ...] = ()
@@ -75,7 +75,7 @@ class Evidence:
 
 
 def evidence_of(job: LiveJob, workers: Iterable[Worker], demand: JobDemand) -> Evidence:
-    """What the roster and the ledger say about a job."""
+    """The evidence about a job in the roster and the ledger."""
     by_kind: dict[WorkerKind, list[Worker]] = {}
     for worker in workers:
         if worker.job_id in ("", job.job_id):
@@ -84,7 +84,7 @@ def evidence_of(job: LiveJob, workers: Iterable[Worker], demand: JobDemand) -> E
     waiting: Counter[str] = Counter()
     refused = ""
     evaluating: list[tuple[str, WorkerPhase]] = []
-    for worker, phase in ((each, phase) for each in environments for phase in each.phases):
+    for worker, phase in ((member, phase) for member in environments for phase in member.phases):
         if phase.job_id == job.job_id:
             waiting[phase.name] += int(phase.total - phase.done)
             refused = refused or phase.detail

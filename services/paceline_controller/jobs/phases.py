@@ -1,4 +1,4 @@
-"""What each worker of a job is at, and how long it has stood there."""
+"""The phase of each worker of a job, and how long it has stood there."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ class WorkerPhases:
     def standing(self, workers: Iterable[Worker]) -> Standing | None:
         """The one of these workers that has stood for longest, beyond serving; None: none does."""
         names = {worker.worker_id for worker in workers}
-        found = [
+        standings = [
             Standing(name, mark.phase, mark.since_s, mark.limit_s)
             for name, mark in self._marks.items()
             if name in names and mark.phase.name != Phase.SERVING
         ]
-        return min(found, key=lambda each: each.since_s, default=None)
+        return min(standings, key=lambda phase: phase.since_s, default=None)
 
 
 def words(phase: WorkerPhase) -> str:

@@ -23,7 +23,7 @@ from paceline_controller.jobs.plan import LiveJob, Wanted, trainer_name
 
 Held = Mapping[str, Mapping[str, Indices]]
 """GPUs by job and process."""
-# Of jobs in these states no process has begun, or none is left.
+# In these states no process of a job has begun, or none is left.
 _WITHOUT_GPUS = frozenset({JobState.QUEUED, JobState.PAUSED})
 log = Log("placements")
 
@@ -52,8 +52,8 @@ class DeviceRoom:
         """Why a job cannot be placed now; None if it can."""
         if not self._devices:
             return None
-        found = place(self._demand(job), self._devices, taken=self._taken)
-        return found if isinstance(found, Lack) else None
+        placement = place(self._demand(job), self._devices, taken=self._taken)
+        return placement if isinstance(placement, Lack) else None
 
     def wants_any(self, job: LiveJob) -> bool:
         """Whether a job asks for GPUs, and this machine has some."""
@@ -63,9 +63,9 @@ class DeviceRoom:
         """Subtract what a job gets."""
         if not self._devices:
             return
-        found = place(self._demand(job), self._devices, taken=self._taken)
-        if isinstance(found, Placement):
-            self._taken |= found.used
+        placement = place(self._demand(job), self._devices, taken=self._taken)
+        if isinstance(placement, Placement):
+            self._taken |= placement.used
 
 
 NO_DEVICES = DeviceRoom((), set(), lambda job: demand_of(job.spec))
@@ -86,7 +86,7 @@ class Placements:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """All of this machine."""
+        """All GPUs of this machine."""
         return self._devices
 
     def see(self, devices: Sequence[Device]) -> None:
@@ -126,27 +126,27 @@ class Placements:
         for job in sorted(started, key=lambda job: (-job.age_s, job.job_id)):
             known = self._jobs.setdefault(job.job_id, _Job(self.demand(job)))
             if known.placement is None:
-                self._place(known, self._adopted(job.job_id, known))
+                self._place(known, self._adopt(job.job_id, known))
 
     def demand(self, job: LiveJob) -> DeviceDemand:
-        """What a job asks for; the folder of its model is read once."""
+        """The devices that a job asks for; the folder of its model is read once."""
         if job.job_id not in self._demands:
             self._demands[job.job_id] = demand_of(job.spec)
         return self._demands[job.job_id]
 
     def room(self) -> DeviceRoom:
-        """What is free now."""
+        """The devices that are free now."""
         return DeviceRoom(self._devices, self._taken(), self.demand)
 
     def problem(self, job: LiveJob) -> str:
         """Why a queued job can never start on this machine; empty if it can."""
         if job.state is not JobState.QUEUED or not self._devices:
             return ""
-        found = place(self.demand(job), self._devices)
-        return f"devices: {found.text}" if isinstance(found, Lack) else ""
+        placement = place(self.demand(job), self._devices)
+        return f"devices: {placement.text}" if isinstance(placement, Lack) else ""
 
     def waits_for(self, job_id: str) -> str:
-        """Which GPUs a started job lacks, for people; empty: none."""
+        """The GPUs that a started job lacks, for people; empty: none."""
         job = self._jobs.get(job_id)
         return f"waits for GPUs: {job.lack}" if job is not None and job.lack else ""
 
@@ -158,8 +158,8 @@ class Placements:
         processes = list(wanted)
         if not self._devices:
             return processes
-        self._release({each.name for each in processes})
-        return [each for each in map(self._with_devices, processes) if each is not None]
+        self._release({process.name for process in processes})
+        return [process for process in map(self._with_devices, processes) if process is not None]
 
     def _with_devices(self, wanted: Wanted) -> Wanted | None:
         if not wanted.job_id:
@@ -171,7 +171,7 @@ class Placements:
         if role is None:
             return None
         job.roles[wanted.name] = role
-        devices = self._named(job.placement.roles[role])
+        devices = self._devices_at(job.placement.roles[role])
         share = None if role == TRAINER else memory_share(job.demand, job.placement, devices)
         return replace(wanted, devices=devices, memory_share=share)
 
@@ -200,7 +200,7 @@ class Placements:
                 roles = {r: n for r, n in job.placement.roles.items() if r in needed}
                 job.placement = replace(job.placement, roles=roles)
 
-    def _adopted(self, job_id: str, job: _Job) -> dict[str, Indices]:
+    def _adopt(self, job_id: str, job: _Job) -> dict[str, Indices]:
         """Roles of processes that an earlier controller started."""
         held = dict(self._held.get(job_id, {}))
         known = {device.index for device in self._devices}
@@ -213,16 +213,16 @@ class Placements:
         return roles
 
     def _place(self, job: _Job, kept: Mapping[str, Indices]) -> None:
-        found = place(job.demand, self._devices, taken=self._taken(but=job), kept=kept)
-        if isinstance(found, Lack):
-            job.lack = found.text
+        placement = place(job.demand, self._devices, taken=self._taken(but=job), kept=kept)
+        if isinstance(placement, Lack):
+            job.lack = placement.text
             return
-        job.placement, job.lack = found, ""
+        job.placement, job.lack = placement, ""
         # A worker beyond the first ones may have lost its role with its GPUs.
-        job.roles = {name: role for name, role in job.roles.items() if role in found.roles}
-        if found.used:
-            named = {role: listed(self._named(n)) for role, n in found.roles.items()}
-            log.info("placed", colocated=found.colocated, roles=named)
+        job.roles = {name: role for name, role in job.roles.items() if role in placement.roles}
+        if placement.used:
+            named = {role: listed(self._devices_at(n)) for role, n in placement.roles.items()}
+            log.info("placed", colocated=placement.colocated, roles=named)
 
     def _taken(self, *, but: _Job | None = None) -> set[int]:
         others = [(n, job) for n, job in self._jobs.items() if job is not but]
@@ -231,7 +231,7 @@ class Placements:
         placed = [job.placement.used for _, job in others if job.placement is not None]
         return _used(held).union(*placed)
 
-    def _named(self, indices: Indices) -> tuple[Device, ...]:
+    def _devices_at(self, indices: Indices) -> tuple[Device, ...]:
         return tuple(device for device in self._devices if device.index in indices)
 
 

@@ -146,7 +146,7 @@ class ProgressWatch:
         """Take note of what has moved, by job; others are forgotten."""
         now_s = self._clock()
         self._watched = {
-            job_id: _moved(self._watched.get(job_id), seen, now_s)
+            job_id: _advance(self._watched.get(job_id), seen, now_s)
             for job_id, seen in evidence.items()
         }
         for watched in self._watched.values():
@@ -167,9 +167,9 @@ class ProgressWatch:
         # Work for attempts that all fail is none.
         failing = watched.failing
         since_s = watched.episode_s if failing else max(watched.episode_s, watched.work_s)
-        found = culprit(seen, watched.phases, failing=failing, served=watched.served)
-        if now_s - since_s >= found.bound_s:
-            self._say(watched, "no progress", since_s, now_s, found)
+        cause = culprit(seen, watched.phases, failing=failing, served=watched.served)
+        if now_s - since_s >= cause.bound_s:
+            self._say(watched, "no progress", since_s, now_s, cause)
             return
         dropped = sum(seen.demand.filtered.values()) > watched.filtered
         if seen.demand.trainer_wait_s > 0 and dropped and now_s - watched.batch_s >= FRUITLESS_S:
@@ -177,20 +177,20 @@ class ProgressWatch:
             self._say(watched, "no batch", watched.batch_s, now_s, filters)
             return
         if seen.demand.measuring:
-            found = culprit_of_evaluation(seen, watched.phases)
-            if now_s - watched.eval_s >= found.bound_s:
-                self._say(watched, _evaluation(seen.demand), watched.eval_s, now_s, found)
+            cause = culprit_of_evaluation(seen, watched.phases)
+            if now_s - watched.eval_s >= cause.bound_s:
+                self._say(watched, _evaluation(seen.demand), watched.eval_s, now_s, cause)
                 return
         watched.reason = (0.0, "", "")
 
     def _say(
-        self, watched: Watched, what: str, since_s: float, now_s: float, found: Culprit
+        self, watched: Watched, what: str, since_s: float, now_s: float, cause: Culprit
     ) -> None:
         """Set the reason; it stays the same while it holds, as every change is stored."""
         known_s, why, _ = watched.reason
-        if (known_s, why) != (since_s, found.why):
-            words = f"{what} since {self._time(since_s, now_s)}: {found.why}{found.detail}"
-            watched.reason = (since_s, found.why, words)
+        if (known_s, why) != (since_s, cause.why):
+            words = f"{what} since {self._time(since_s, now_s)}: {cause.why}{cause.detail}"
+            watched.reason = (since_s, cause.why, words)
 
     def _time(self, since_s: float, now_s: float) -> str:
         """A moment rather than a duration: the reason stays the same as time passes."""
@@ -213,8 +213,8 @@ def culprit(
         return _standing(trainer, TRAINING_S, f"trainer: it does not finish step {demand.step + 1}")
     if failing:
         return _failing(demand)
-    found = _of_rollout(seen, phases, served) or _of_environment(seen)
-    return found or _of_stages(seen)
+    cause = _rollout_culprit(seen, phases, served) or _environment_culprit(seen)
+    return cause or _stage_culprit(seen)
 
 
 def _of_outside(seen: Evidence, *, failing: bool) -> Culprit:
@@ -223,7 +223,7 @@ def _of_outside(seen: Evidence, *, failing: bool) -> Culprit:
         return _failing(seen.demand)
     if not seen.waits:
         return Culprit(LOADING_S, "experience: no evaluation is open")
-    return _of_environment(seen) or _of_stages(seen)
+    return _environment_culprit(seen) or _stage_culprit(seen)
 
 
 def _failing(demand: JobDemand) -> Culprit:
@@ -231,14 +231,14 @@ def _failing(demand: JobDemand) -> Culprit:
 
 
 def _standing(stands: Standing | None, bound_s: float, why: str) -> Culprit:
-    """With the worker that stands, what it is at, and how long it may be; else `bound_s`."""
+    """The culprit with the standing worker, its phase and limit; without one, with `bound_s`."""
     if stands is None:
         return Culprit(bound_s, why)
     return Culprit(stands.limit_s, why, f"; {stands.words}")
 
 
-def _of_rollout(seen: Evidence, phases: WorkerPhases, served: bool) -> Culprit | None:
-    """What is wrong with the rollout workers; None: they serve, or have episodes."""
+def _rollout_culprit(seen: Evidence, phases: WorkerPhases, served: bool) -> Culprit | None:
+    """The problem of the rollout workers; None: they serve, or have episodes."""
     bound_s = ABSENT_S if served else LOADING_S
     if not seen.rollouts:
         return Culprit(bound_s, "rollout: no worker is in the roster")
@@ -260,7 +260,7 @@ def _of_rollout(seen: Evidence, phases: WorkerPhases, served: bool) -> Culprit |
     return None
 
 
-def _of_environment(seen: Evidence) -> Culprit | None:
+def _environment_culprit(seen: Evidence) -> Culprit | None:
     """Why environments have no episodes; None: they have some."""
     if not seen.environments:
         return Culprit(ABSENT_S, "environment: no worker is in the roster")
@@ -290,7 +290,7 @@ def culprit_of_evaluation(seen: Evidence, phases: WorkerPhases) -> Culprit:
     if needs_tokens and all(worker.active_version != version for worker in seen.rollouts):
         why = f"rollout: no worker serves version {version}"
         return _standing(phases.standing(seen.rollouts), LOADING_S, why)
-    return _of_stages(replace(seen, waiting=waiting))
+    return _stage_culprit(replace(seen, waiting=waiting))
 
 
 def _evaluation(demand: JobDemand) -> str:
@@ -298,8 +298,8 @@ def _evaluation(demand: JobDemand) -> str:
     return f"no progress of the evaluation of version {demand.eval_version} ({left})"
 
 
-def _of_stages(seen: Evidence) -> Culprit:
-    """What the episodes wait for."""
+def _stage_culprit(seen: Evidence) -> Culprit:
+    """The stage that the episodes wait for."""
     bounds = {Phase.STEP: seen.step_s, Phase.SCORE: seen.score_s, Phase.LOAD: seen.load_s}
     stage = max(STAGES, key=lambda name: seen.waiting.get(name, 0.0))
     if seen.outside:  # most of its episodes wait until those have been answered
@@ -333,7 +333,7 @@ def _most(demand: JobDemand) -> str:
     return f", most as {most} ({demand.filtered[most]} so far)"
 
 
-def _moved(before: Watched | None, seen: Evidence, now_s: float) -> Watched:
+def _advance(before: Watched | None, seen: Evidence, now_s: float) -> Watched:
     failed, filtered = seen.demand.failed_attempts, sum(seen.demand.filtered.values())
     serves = any(worker.active_version >= 0 for worker in seen.rollouts)
     if before is None or before.seen.running != seen.running:

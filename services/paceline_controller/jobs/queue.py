@@ -85,16 +85,16 @@ def needs(job: LiveJob) -> int:
 
 def _queues(jobs: Iterable[LiveJob]) -> dict[str, list[LiveJob]]:
     """Queued jobs by tenant, the oldest first."""
-    found: dict[str, list[LiveJob]] = {}
+    by_tenant: dict[str, list[LiveJob]] = {}
     waiting = (job for job in jobs if job.state is JobState.QUEUED)
-    for job in sorted(waiting, key=lambda each: (-each.age_s, each.job_id)):
-        found.setdefault(job.spec.tenant, []).append(job)
-    return found
+    for job in sorted(waiting, key=lambda queued: (-queued.age_s, queued.job_id)):
+        by_tenant.setdefault(job.spec.tenant, []).append(job)
+    return by_tenant
 
 
 @dataclass(frozen=True, slots=True)
 class _Lack:
-    """What a job lacks: quota for jobs or workers of its tenant, workers of its pools, or GPUs."""
+    """The reason why a job waits: quota for jobs or workers, workers of its pools, or GPUs."""
 
     of: str
     text: str
@@ -121,7 +121,7 @@ class _Room:
         self._workers: Counter[str] = Counter()
         self._kept: set[str] = set()  # tenants whose quota is reserved for one of their jobs
         self._guarded: dict[str, LiveJob] = {}  # by pool, the job that smaller ones may not pass
-        self._episodes = Counter({name: each.usage.episodes for name, each in tenants.items()})
+        self._episodes = Counter({name: tenant.usage.episodes for name, tenant in tenants.items()})
         self._free = Counter({name: pool.max_replicas for name, pool in options.pools.items()})
         for job in jobs:
             if job.state is not JobState.QUEUED:
@@ -156,8 +156,10 @@ class _Room:
         """Subtract what the job needs."""
         self._jobs[job.spec.tenant] += 1
         self._devices.take(job)
-        self._take(job, self._placed(job, needs(job)))
-        self._guarded = {n: each for n, each in self._guarded.items() if each.job_id != job.job_id}
+        self._take(job, self._split_over_pools(job, needs(job)))
+        self._guarded = {
+            n: first for n, first in self._guarded.items() if first.job_id != job.job_id
+        }
 
     def keep(self, job: LiveJob, lack: _Lack) -> None:
         """Reserve for the first job that waited too long: its tenant's remaining quota, or GPUs."""
@@ -212,12 +214,12 @@ class _Room:
         pools = pools_of(job.spec, self._options)
         return pools[:1] if job.spec.rollout.scaling is None else pools
 
-    def _placed(self, job: LiveJob, need: int) -> dict[str, int]:
-        found: dict[str, int] = {}
+    def _split_over_pools(self, job: LiveJob, need: int) -> dict[str, int]:
+        counts: dict[str, int] = {}
         for pool in self._pools(job):
-            found[pool] = min(need, self._left(pool, job, need))
-            need -= found[pool]
-        return found
+            counts[pool] = min(need, self._left(pool, job, need))
+            need -= counts[pool]
+        return counts
 
     def _take(self, job: LiveJob, counts: Mapping[str, int]) -> None:
         lacking = max(0, needs(job) - sum(counts.values())) if job.state in _GROWING else 0

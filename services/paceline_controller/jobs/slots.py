@@ -59,7 +59,7 @@ class ProcessSlot:
         return cls(wanted, RestartBackoff(max_s=options.max_restart_backoff_s))
 
     def began(self, now_s: float) -> None:
-        """It was started, or adopted."""
+        """Record a start or adoption."""
         self.running, self.quarantined = True, False
         self.checked_s = self.answered_s = now_s
         self.ready_since_s = None
@@ -82,11 +82,11 @@ class ProcessSlot:
             self.fruitless = self.refusals = 0
 
     def waits(self, now_s: float) -> None:
-        """It is pending, so that a missing answer means nothing."""
+        """Record that it is pending, so that a missing answer means nothing."""
         self.answered_s = now_s
 
     def stepped(self, step: int) -> None:
-        """Its job is at `step`; a new one is progress."""
+        """Record that its job is at `step`; a new step is progress."""
         if step > self.best_step:
             self.best_step = step
             self.fruitless = 0
@@ -96,7 +96,7 @@ class ProcessSlot:
         return self.running and now_s - self.answered_s > timeout_s
 
     def ended(self, now_s: float) -> None:
-        """It died, hung or could not be started."""
+        """Record that it died, hung or could not be started."""
         since = self.ready_since_s
         self.failed_at_start = since is None
         lived_s = 0.0 if since is None else now_s - since
@@ -106,9 +106,9 @@ class ProcessSlot:
         self.fruitless += 1
 
     def quarantine(self, now_s: float, *, alone: bool) -> bool:
-        """After a failure: whether it is kept from starting, for `QUARANTINE_S`.
+        """Keep it from starting for `QUARANTINE_S`, unless it is `alone`; whether it is kept.
 
-        So it is for weights that its engine gets wrong again and again, unless it is `alone`.
+        The reason is an engine that gets weights wrong again and again.
         """
         self.refusals = self.refusals + 1 if refuses_weights(self.words) else 0
         self.quarantined = self.refusals >= GIVE_UP_AFTER_LASTING and not alone

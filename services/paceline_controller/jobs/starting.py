@@ -127,13 +127,13 @@ def held_by(
     """Rollout workers of a job by pool: the wanted or the running ones, whichever are more."""
     pools = pools_of(job.spec, options)
     names = {pool: rollout_name(job.job_id, pool) for pool in pools}
-    found = {pool: running.get(name, 0) for pool, name in names.items()}
+    held = {pool: running.get(name, 0) for pool, name in names.items()}
     if job.state in SERVED:
         if job.spec.rollout.scaling is None:
-            found[pools[0]] = max(found[pools[0]], fixed_rollouts(job.spec))
+            held[pools[0]] = max(held[pools[0]], fixed_rollouts(job.spec))
         else:
-            found = {pool: max(n, sizes.get(names[pool], 0)) for pool, n in found.items()}
-    return found
+            held = {pool: max(n, sizes.get(names[pool], 0)) for pool, n in held.items()}
+    return held
 
 
 def devices_held(observed: Iterable[Observed]) -> dict[str, dict[str, Indices]]:
@@ -147,10 +147,10 @@ def devices_held(observed: Iterable[Observed]) -> dict[str, dict[str, Indices]]:
 
 def running_replicas(observed: Iterable[Observed]) -> dict[str, int]:
     """Replicas by workload, where each of them may have a name of its own, `<workload>-<i>`."""
-    found: dict[str, int] = {}
-    for each in observed:
-        workload, _, index = each.name.rpartition("-")
-        found[each.name] = each.replicas
+    replicas: dict[str, int] = {}
+    for process in observed:
+        workload, _, index = process.name.rpartition("-")
+        replicas[process.name] = process.replicas
         if index.isdigit():
-            found[workload] = found.get(workload, 0) + 1
-    return found
+            replicas[workload] = replicas.get(workload, 0) + 1
+    return replicas

@@ -16,7 +16,7 @@ class CredentialIssuer(Protocol):
     """Issues the credentials of jobs' trainers and rollout workers."""
 
     async def credential(self, wanted: Wanted, *, worker: str, incarnation: int) -> str:
-        """For the worker of this name, or for all workers whose names begin with it.
+        """A credential for the worker of this name, or for all workers whose names begin with it.
 
         Raises:
             PacelineError: the experience service refuses or cannot be reached.

@@ -111,7 +111,7 @@ class ProcessRuntime:
         """Everything that was started and not stopped since."""
         records = self._processes.records()
         loads = await asyncio.gather(*map(self._loads, records))
-        return [self._observed(*each) for each in zip(records, loads, strict=True)]
+        return [self._observe(*pair) for pair in zip(records, loads, strict=True)]
 
     async def start(self, wanted: Wanted, *, incarnation: int) -> None:
         """Write its settings and, for a worker of a job, its credential, and start it.
@@ -186,7 +186,7 @@ class ProcessRuntime:
                         discard(path)
 
     def _labels(self) -> dict[str, str]:
-        """What of the controller's settings its processes must have started with."""
+        """The controller's settings that its processes must have started with, as labels."""
         keys = "" if self._keys is None else self._keys.digest()
         return {"experience": self._settings.experience, "keys": keys}
 
@@ -197,7 +197,7 @@ class ProcessRuntime:
             return False
         return await asyncio.to_thread(_is_live, record.labels.get("metrics", ""))
 
-    def _observed(self, record: Record, pending: bool) -> Observed:
+    def _observe(self, record: Record, pending: bool) -> Observed:
         return Observed(
             name=record.name,
             job_id=record.labels.get("job", ""),
@@ -248,7 +248,7 @@ class ProcessRuntime:
             options["worlds"] = self._worlds
         if wanted.kind in _ASK_OUTSIDE and self._endpoints:
             options["endpoints"] = {
-                name: each.model_dump(mode="json") for name, each in self._endpoints.items()
+                name: endpoint.model_dump(mode="json") for name, endpoint in self._endpoints.items()
             }
         if wanted.kind in _HAVE_WEIGHTS:
             options["weights_port"] = self._ports.take(f"{name}:weights")

@@ -68,7 +68,7 @@ class Collector:
         seconds = 0.0 if self._collected_s is None else now_s - self._collected_s
         self._collected_s = now_s
         self._note_ready(workers, now_s)
-        found = Signals(
+        signals = Signals(
             seconds=seconds,
             jobs=tuple(
                 self._job(
@@ -84,7 +84,7 @@ class Collector:
             reward=self._reward(workers),
         )
         self._counters.turn()
-        return found
+        return signals
 
     def _note_ready(self, workers: Iterable[Worker], now_s: float) -> None:
         ready = {(w.worker_id, w.pid) for w in workers if w.active_version >= 0}
@@ -132,7 +132,7 @@ class Collector:
         members: dict[str, list[Worker]] = {name: [] for name in names}
         for worker in rollouts:
             members.get(worker.pool or names[0], []).append(worker)
-        return {name: self._pool(found, now_s) for name, found in members.items()}
+        return {name: self._pool(group, now_s) for name, group in members.items()}
 
     def _pool(self, workers: Sequence[Worker], now_s: float) -> PoolSignals:
         ready = [w for w in workers if w.active_version >= 0]
@@ -166,26 +166,26 @@ class Collector:
         )
 
     def _environment(self, workers: Iterable[Worker], seconds: float) -> EnvironmentSignals:
-        found = [worker for worker in workers if worker.kind is WorkerKind.ENVIRONMENT]
-        if not found:
+        environments = [worker for worker in workers if worker.kind is WorkerKind.ENVIRONMENT]
+        if not environments:
             return EnvironmentSignals()
-        cpu_s = self._sum(found, "cpu_s")
+        cpu_s = self._sum(environments, "cpu_s")
         return EnvironmentSignals(
-            ready=len(found),
-            slots=sum(worker.load.get("slots", 0.0) for worker in found) / len(found),
+            ready=len(environments),
+            slots=sum(worker.load.get("slots", 0.0) for worker in environments) / len(environments),
             cpu_share=cpu_s / seconds if seconds > 0 else 0.0,
         )
 
     def _reward(self, workers: Sequence[Worker]) -> RewardSignals:
-        found = [worker for worker in workers if worker.kind is WorkerKind.REWARD]
+        rewards = [worker for worker in workers if worker.kind is WorkerKind.REWARD]
         callers = [worker for worker in workers if worker.kind is WorkerKind.ENVIRONMENT]
-        inside = sum(worker.load.get("pending", 0.0) for worker in found)
+        inside = sum(worker.load.get("pending", 0.0) for worker in rewards)
         asking = sum(worker.load.get("waiting_score", 0.0) for worker in callers)
         return RewardSignals(
-            ready=len(found),
+            ready=len(rewards),
             pending=max(inside, asking),  # callers queue while there is no worker
-            busy_s=self._sum(found, "busy_s"),
-            scored=self._sum(found, "scored"),
+            busy_s=self._sum(rewards, "busy_s"),
+            scored=self._sum(rewards, "scored"),
         )
 
 

@@ -40,8 +40,8 @@ class Bounds:
 
     def quota(self, tenant: str) -> Quota:
         """Quota of a tenant; an unknown one has no limits."""
-        found = self.tenants.get(tenant)
-        return found.quota if found else Quota()
+        known = self.tenants.get(tenant)
+        return known.quota if known else Quota()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ def decide(
     Jobs that are not in the signals get no workers: they are over or paused. Jobs without
     `rollout.scaling` have a fixed size, which counts against the pools.
     """
-    made: dict[str, int] = {}
+    wanted_sizes: dict[str, int] = {}
     reasons: dict[str, str] = {}
     targets: dict[str, Target] = {}
     memories: dict[str, JobMemory] = {}
     bounds = bounds or Bounds()
     held = {job.job_id: _held(job, sizes, options) for job in signals.jobs}
     shares = _shares(signals, held, memory, bounds, options)
-    for job in sorted(signals.jobs, key=lambda each: each.job_id):
+    for job in sorted(signals.jobs, key=lambda x: x.job_id):
         if job.spec.rollout.scaling is None:
             continue
         more = _more(job, signals, held, bounds)
@@ -100,11 +100,15 @@ def decide(
         targets[job.job_id] = decision.target
         for pool, count in decision.counts.items():
             name = rollout_name(job.job_id, pool)
-            made[name], reasons[name] = count, decision.target.why
+            wanted_sizes[name], reasons[name] = count, decision.target.why
     since_s = math.inf if signals.jobs else min(memory.idle_since_s, now_s)
-    found = replace(memory, jobs=memories, idle_since_s=since_s)
+    updated = replace(memory, jobs=memories, idle_since_s=since_s)
     return _shared(
-        Decision(made, found, reasons, targets), signals, sizes, options=options, now_s=now_s
+        Decision(wanted_sizes, updated, reasons, targets),
+        signals,
+        sizes,
+        options=options,
+        now_s=now_s,
     )
 
 
@@ -168,7 +172,7 @@ def _shares(
     """Upper limits by pool and job, from a fair division of each pool."""
     wants = {job.job_id: _wants(job, held[job.job_id], memory) for job in signals.jobs}
     owners = {job.job_id: job.spec.tenant for job in signals.jobs}
-    weights = {name: each.quota.weight for name, each in bounds.tenants.items()}
+    weights = {name: tenant.quota.weight for name, tenant in bounds.tenants.items()}
     return {
         name: entitled(
             pool.max_replicas,
@@ -189,13 +193,13 @@ def _wants(
     wish = known.wish if known else fixed_rollouts(job.spec)
     must = _least(job)
     more = max(0, wish - sum(has.values()))
-    found: dict[str, WorkerDemand] = {}
+    demands: dict[str, WorkerDemand] = {}
     for pool, count in has.items():
-        found[pool] = WorkerDemand(floor=min(must, count), held=count, wish=count)
-        must -= found[pool].floor
+        demands[pool] = WorkerDemand(floor=min(must, count), held=count, wish=count)
+        must -= demands[pool].floor
     first = next(iter(has))
-    found[first] += WorkerDemand(floor=must, wish=max(must, more))
-    return found
+    demands[first] += WorkerDemand(floor=must, wish=max(must, more))
+    return demands
 
 
 def _shared(
@@ -207,13 +211,13 @@ def _shared(
     now_s: float,
 ) -> Decision:
     """Add the sizes of environment and reward workers."""
-    made, reasons, memory = dict(decision.sizes), dict(decision.reasons), decision.memory
+    wanted_sizes, reasons, memory = dict(decision.sizes), dict(decision.reasons), decision.memory
     scaling = options.scaling
     idle = now_s - memory.idle_since_s >= scaling.idle_s
     if scaling.environment is not None:
         name = str(WorkerKind.ENVIRONMENT)
         current = sizes.get(name, options.environment_replicas)
-        found = size_environment(
+        sized = size_environment(
             signals,
             scaling.environment,
             current=current,
@@ -222,11 +226,11 @@ def _shared(
             idle=idle,
             now_s=now_s,
         )
-        made[name], reasons[name] = found.replicas, found.why
-        memory = replace(memory, environment=found.memory)
+        wanted_sizes[name], reasons[name] = sized.replicas, sized.why
+        memory = replace(memory, environment=sized.memory)
     if scaling.reward is not None:
         name = str(WorkerKind.REWARD)
-        found = size_reward(
+        sized = size_reward(
             signals,
             scaling.reward,
             current=sizes.get(name, options.reward_replicas),
@@ -235,6 +239,6 @@ def _shared(
             idle=idle,
             now_s=now_s,
         )
-        made[name], reasons[name] = found.replicas, found.why
-        memory = replace(memory, reward=found.memory)
-    return Decision(made, memory, reasons, decision.targets)
+        wanted_sizes[name], reasons[name] = sized.replicas, sized.why
+        memory = replace(memory, reward=sized.memory)
+    return Decision(wanted_sizes, memory, reasons, decision.targets)

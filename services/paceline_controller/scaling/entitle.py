@@ -30,17 +30,17 @@ def fill(total: int, wants: Mapping[str, WorkerDemand]) -> dict[str, int]:
 
     Weighted max-min fairness in whole workers; floors are given even where they exceed `total`.
     """
-    given = {name: want.floor for name, want in wants.items()}
-    left = total - sum(given.values())
-    turns = [(given[n] / want.weight, n) for n, want in wants.items() if given[n] < want.wish]
+    shares = {name: want.floor for name, want in wants.items()}
+    left = total - sum(shares.values())
+    turns = [(shares[n] / want.weight, n) for n, want in wants.items() if shares[n] < want.wish]
     heapq.heapify(turns)
     while left > 0 and turns:
         _, name = heapq.heappop(turns)
-        given[name] += 1
+        shares[name] += 1
         left -= 1
-        if given[name] < wants[name].wish:
-            heapq.heappush(turns, (given[name] / wants[name].weight, name))
-    return given
+        if shares[name] < wants[name].wish:
+            heapq.heappush(turns, (shares[name] / wants[name].weight, name))
+    return shares
 
 
 def entitled(
@@ -68,11 +68,11 @@ def entitled(
             tenants, reserved = trial, kept
     shares = fill(total, tenants)
     spare = max(0, total - sum(shares.values()))
-    found: dict[str, int] = {}
+    entitlements: dict[str, int] = {}
     for name, share in shares.items():
         mine = {job_id: want for job_id, want in jobs.items() if owners[job_id] == name}
-        found |= _within(share + spare - reserved[name], mine)
-    return found
+        entitlements |= _within(share + spare - reserved[name], mine)
+    return entitlements
 
 
 def _suffices(

@@ -52,21 +52,24 @@ class PerEvent:
         pending, elapsed_s = self.pending + amount, self.elapsed_s + seconds
         if events <= 0:
             return replace(self, pending=pending, elapsed_s=elapsed_s)
-        each, seen = pending / events, self.events + events
+        per_event, seen = pending / events, self.events + events
         if not self.events:
-            return PerEvent(each, seen, (_NOISE * each) ** 2, 1 / events, each)
+            return PerEvent(per_event, seen, (_NOISE * per_event) ** 2, 1 / events, per_event)
         by_time = -math.expm1(-elapsed_s / memory.seconds)
         weight = max(min(by_time, memory.weight(events)), events / seen)
-        off, keep = each - self.newest, 1 - weight  # relative to the newest: a change is not noise
+        off, keep = (
+            per_event - self.newest,
+            1 - weight,
+        )  # relative to the newest: a change is not noise
         quick = max(weight, Horizon(0.0, memory.events / _QUICKER).weight(events))
-        found = PerEvent(
-            value=self.value + weight * (each - self.value),
+        estimate = PerEvent(
+            value=self.value + weight * (per_event - self.value),
             events=seen,
             square=keep * (self.square + weight * off**2 * events),
             share=keep**2 * self.share + weight**2 / events,
             newest=self.newest + quick * off,
         )
-        return found.renewed(max(1.0, 2 * memory.events / _QUICKER - 1))
+        return estimate.renewed(max(1.0, 2 * memory.events / _QUICKER - 1))
 
     def renewed(self, few: float) -> PerEvent:
         """Reset to the mean of the newest `few` events, if that differs significantly."""
@@ -197,7 +200,7 @@ def _learn_points(
 ) -> dict[int, Point]:
     """One point per observed batch size; those not seen again fade."""
     fade = math.exp(-seconds / (_FORGET * options.smooth_s))
-    found = {
+    points = {
         size: replace(point, weight=point.weight * fade)
         for size, point in old.items()
         if point.weight * fade > _LEAST_WEIGHT
@@ -207,8 +210,8 @@ def _learn_points(
         if pool.tokens > 0 and pool.busy_s > 0 and pool.requests >= 1:
             rate = pool.tokens / pool.busy_s / pools[name].speed
             size = round(_SIZES_PER_DOUBLING * math.log2(pool.requests))
-            found[size] = _mixed(found.get(size), pool.requests, pool.requests / rate, share)
-    return found
+            points[size] = _mixed(points.get(size), pool.requests, pool.requests / rate, share)
+    return points
 
 
 def _mixed(point: Point | None, requests: float, token_s: float, share: float) -> Point:

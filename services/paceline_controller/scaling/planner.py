@@ -93,23 +93,23 @@ def fit_speed(points: Iterable[tuple[float, float, float]]) -> Speed | None:
     Least squares of relative errors; the fixed part is 0 while batch sizes differ too little to
     separate it from noise. None without points.
     """
-    found = [(c, t, w / t**2) for c, t, w in points if c > 0 and t > 0 and w > 0]
-    if not found:
+    usable = [(c, t, w / t**2) for c, t, w in points if c > 0 and t > 0 and w > 0]
+    if not usable:
         return None
-    total = sum(w for *_, w in found)
-    mean_c = sum(w * c for c, _, w in found) / total
-    mean_t = sum(w * t for _, t, w in found) / total
-    sizes = [c for c, *_ in found]
+    total = sum(w for *_, w in usable)
+    mean_c = sum(w * c for c, _, w in usable) / total
+    mean_t = sum(w * t for _, t, w in usable) / total
+    sizes = [c for c, *_ in usable]
     if max(sizes) >= _SPREAD * min(sizes):
-        across = sum(w * (c - mean_c) ** 2 for c, _, w in found)
-        slope = sum(w * (c - mean_c) * (t - mean_t) for c, t, w in found) / across
+        across = sum(w * (c - mean_c) ** 2 for c, _, w in usable)
+        slope = sum(w * (c - mean_c) * (t - mean_t) for c, t, w in usable) / across
         fixed = mean_t - slope * mean_c
         if fixed > 0 and slope > 0:
             return Speed(fixed, slope, min(sizes))
         if slope <= 0:  # requests seem to be free: assume that they cost a tenth
             return Speed(0.9 * mean_t, 0.1 * mean_t / mean_c, min(sizes))
-    square = sum(w * c * c for c, _, w in found)
-    return Speed(0.0, sum(w * c * t for c, t, w in found) / square)
+    square = sum(w * c * c for c, _, w in usable)
+    return Speed(0.0, sum(w * c * t for c, t, w in usable) / square)
 
 
 def scorers(*, pending: float, service_s: float, queue_s: float) -> int:
@@ -135,17 +135,17 @@ def cheapest(need: float, offers: Sequence[Offer]) -> dict[str, int]:
     need is met; then superfluous workers are removed, the most expensive ones first.
     """
     chosen = {offer.name: offer.min_count for offer in offers}
-    made = speed_of(chosen, offers)
+    speed = speed_of(chosen, offers)
     for offer in offers:
-        more = math.ceil(_round((need - made) / offer.speed))
+        more = math.ceil(_round((need - speed) / offer.speed))
         taken = max(0, min(more, offer.max_count - offer.min_count))
         chosen[offer.name] += taken
-        made += taken * offer.speed
-    for offer in sorted(offers, key=lambda each: each.cost, reverse=True):
-        spare = math.floor(_round((made - need) / offer.speed))
+        speed += taken * offer.speed
+    for offer in sorted(offers, key=lambda x: x.cost, reverse=True):
+        spare = math.floor(_round((speed - need) / offer.speed))
         dropped = max(0, min(spare, chosen[offer.name] - offer.min_count))
         chosen[offer.name] -= dropped
-        made -= dropped * offer.speed
+        speed -= dropped * offer.speed
     return chosen
 
 

@@ -57,7 +57,7 @@ class Room:
         chosen = cheapest(goal, self._offers(open_lower, open_upper))
         if self.speed(chosen) < goal:
             chosen = cheapest(goal, self._offers(chosen, upper))
-        return self._bounded(chosen, lower=lower, upper=upper)
+        return self._clamp(chosen, lower=lower, upper=upper)
 
     def _within(self, counts: Counts) -> dict[str, int]:
         return {n: max(0, min(counts.get(n, 0), self.free.get(n, 0))) for n in self.pools}
@@ -72,7 +72,7 @@ class Room:
             offers.append(Offer(name, pool.speed, pool.cost, least, upper[name]))
         return offers
 
-    def _bounded(self, chosen: dict[str, int], *, lower: Counts, upper: Counts) -> dict[str, int]:
+    def _clamp(self, chosen: dict[str, int], *, lower: Counts, upper: Counts) -> dict[str, int]:
         """Enforce the job's maximum, and its minimum as far as pools have capacity."""
         over = sum(chosen.values()) - self.max_workers
         for keep in (True, False):

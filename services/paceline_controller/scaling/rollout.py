@@ -41,7 +41,7 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a job should have, in workers of speed 1, and the evidence for a change."""
+    """Workers that a job should have, in workers of speed 1, and the evidence for a change."""
 
     workers: float
     starves: bool

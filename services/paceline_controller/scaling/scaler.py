@@ -51,7 +51,7 @@ class Scaler:
         served = [job for job in jobs if job.state in SERVED]
         running = running_replicas(observed)
         self._sizes = self._known(served, running)
-        groups = self._scaled(served)
+        groups = self._scaled_workloads(served)
         scaled = [name for group in groups for name in group]
         new = [group[0] for group in groups if group[0] not in self._sizes]
         if scaled and (now_s >= self._due_s or set(new) - self._seen):
@@ -71,14 +71,14 @@ class Scaler:
 
     def _known(self, jobs: Iterable[LiveJob], running: Mapping[str, int]) -> dict[str, int]:
         """Sizes as decided; after a restart of this process, as observed."""
-        found: dict[str, int] = {}
-        for group in self._scaled(jobs):
+        replicas: dict[str, int] = {}
+        for group in self._scaled_workloads(jobs):
             before = self._sizes if any(name in self._sizes for name in group) else running
             if any(name in before for name in group):
-                found |= {name: before.get(name, 0) for name in group}
-        return found
+                replicas |= {name: before.get(name, 0) for name in group}
+        return replicas
 
-    def _scaled(self, jobs: Iterable[LiveJob]) -> list[list[str]]:
+    def _scaled_workloads(self, jobs: Iterable[LiveJob]) -> list[list[str]]:
         """Names of workloads that are scaled; those of a job's pools belong together."""
         scaling = self._options.scaling
         rollouts = [

@@ -96,7 +96,7 @@ class Episode:
         return self._policy.generate_s(now)
 
     def waited_s(self, now: float) -> float:
-        """Of the time so far, what does not count against `tasks.episode_timeout_s`."""
+        """Waiting time so far that does not count against `tasks.episode_timeout_s`."""
         return self._policy.waited_s(now)
 
     async def run(self) -> Trajectory:
@@ -174,7 +174,7 @@ class Episode:
         return self._policy.transcript(several=several or self.environment_reward != 0.0)
 
     def progress(self) -> EpisodeProgress:
-        """What another worker needs to resume this episode."""
+        """The progress that another worker needs to resume this episode."""
         return EpisodeProgress(
             group_id=self._group.assignment.group_id,
             index=self._index,
@@ -268,7 +268,7 @@ class Episode:
         if self._truncated and self._job.spec.sampling.on_truncation == "zero":
             return Score(reward=0.0, parts={}, detail="truncated")
         started = self._peers.clock()
-        variant, meta = self._told()
+        variant, meta = self._variant_name_and_meta()
         item = reward_pb2.ScoreItem(
             episode_id=episode_id(self._group.assignment.group_id, self._index),
             task=self._group.task,
@@ -297,7 +297,7 @@ class Episode:
         self.scored_with_others = True
         return score
 
-    def _told(self) -> tuple[str, str]:
+    def _variant_name_and_meta(self) -> tuple[str, str]:
         """Name and meta of the variant."""
         if self._variant is not None:
             return self._variant.name, self._variant.meta
@@ -319,7 +319,7 @@ class Episode:
         total_s: float,
     ) -> Trajectory:
         assignment = self._group.assignment
-        variant, meta = self._told()
+        variant, meta = self._variant_name_and_meta()
         engine, precision = self._policy.engine
         generate_s = self._policy.generate_s(self._peers.clock())
         return Trajectory(

@@ -1,4 +1,4 @@
-"""What all episodes of a worker share."""
+"""Clients and settings that all episodes of a worker share."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from paceline.types import EpisodeProgress
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """What an episode resumes from."""
+    """The point from which an episode resumes."""
 
     builder: TranscriptBuilder
     steps: tuple[tuple[str, tuple[int, ...]], ...]

@@ -13,10 +13,10 @@ ChatMessage = dict[str, Any]
 
 
 class ChatHistory:
-    """What was said so far. Calls of tools and their answers are paired by ids.
+    """The dialogue so far. Calls of tools and their answers are paired by ids.
 
     A server refuses a dialogue in which a call has no answer, or an answer no call. Where an
-    environment does not answer call for call, what was said is shown as plain text.
+    environment does not answer call for call, the dialogue is shown as plain text.
     """
 
     def __init__(self, messages: Sequence[ChatMessage] = ()) -> None:

@@ -21,7 +21,7 @@ _MAX_SEED = (1 << 31) - 1  # some servers take no more
 
 
 class OutsideModel:
-    """What all episodes of a job ask; a worker has `concurrency` of its requests open at a time."""
+    """The model of a job outside; a worker has at most `concurrency` open requests to it."""
 
     def __init__(self, endpoints: WorkerEndpoints, job_id: str, spec: JobSpec) -> None:
         assert spec.model.endpoint is not None
@@ -73,11 +73,11 @@ class OutsideModel:
         try:
             with stages.wait(Phase.GENERATE):
                 begun()
-                return await self._answered(body, stages)
+                return await self._post(body, stages)
         finally:
             self._room.release()
 
-    async def _answered(self, body: Mapping[str, Any], stages: JobStages) -> ChatTurn:
+    async def _post(self, body: Mapping[str, Any], stages: JobStages) -> ChatTurn:
         @contextmanager
         def pausing(problem: str) -> Generator[None]:
             stages.refused = problem

@@ -49,7 +49,9 @@ def read_turn(answer: Mapping[str, Any]) -> ChatTurn:
     usage = answer.get("usage")
     usage = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
     reply = Reply(
-        text=action_of(content, [(function["name"], function["arguments"]) for function in functions]),
+        text=action_of(
+            content, [(function["name"], function["arguments"]) for function in functions]
+        ),
         model=_name(answer.get("model")),
         finish_reason=_name(choice.get("finish_reason")),
         prompt_tokens=_count(usage.get("prompt_tokens")),

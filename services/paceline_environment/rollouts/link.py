@@ -95,7 +95,9 @@ class RolloutStream:
                 return
             outbox, self._outbox = self._outbox, []
             aborts, self._aborts = self._aborts, []
-            for batch in portions(outbox, size=lambda request: len(request.tokens), max_size=_MAX_TOKENS):
+            for batch in portions(
+                outbox, size=lambda request: len(request.tokens), max_size=_MAX_TOKENS
+            ):
                 yield pb.GenerateBatch(requests=batch)
             if aborts:
                 yield pb.GenerateBatch(abort=aborts)

@@ -121,7 +121,9 @@ def pick(
     reports would otherwise all choose the same worker. Both draw and cost are weighted by capacity.
     """
     # A turn pinned to a future version takes no slot before the worker has that version.
-    free = [candidate for candidate in candidates if candidate.has_slot or candidate.version < pinned]
+    free = [
+        candidate for candidate in candidates if candidate.has_slot or candidate.version < pinned
+    ]
     if len(free) < 2:
         return free[0] if free else None
     largest = max([candidate.capacity for candidate in free]) or 1

@@ -84,15 +84,15 @@ class RolloutRouter:
         acquired: RouterSlot | None = None
         try:
             self._serve()
-            if not waiting.found.done():
+            if not waiting.slot.done():
                 self._count_queued(turn, 1)
                 try:
                     with self._stages.of(turn.job_id).wait("room"):
                         async with asyncio.timeout(deadline - self._clock()):
-                            await waiting.found
+                            await waiting.slot
                 finally:
                     self._count_queued(turn, -1)
-            acquired = waiting.found.result()
+            acquired = waiting.slot.result()
             return acquired
         except TimeoutError:
             raise DeadlineError(
@@ -100,8 +100,8 @@ class RolloutRouter:
             ) from None
         finally:
             wait_queue.remove(queue, waiting)
-            if acquired is None and _succeeded(waiting.found):
-                self.release(waiting.found.result())
+            if acquired is None and _has_result(waiting.slot):
+                self.release(waiting.slot.result())
 
     def release(self, slot: RouterSlot) -> None:
         """Release a slot and offer it to the waiting turns."""
@@ -169,15 +169,15 @@ class RolloutRouter:
 
     def _offer(self, waiting: _PendingTurn) -> bool:
         """Try to assign a slot to a waiting turn; True if it no longer has to wait."""
-        if waiting.found.done():
+        if waiting.slot.done():
             return True
         try:
             slot = self._assign(waiting.turn, waiting.avoid)
         except VersionGoneError as error:
-            waiting.found.set_exception(error)
+            waiting.slot.set_exception(error)
             return True
         if slot is not None:
-            waiting.found.set_result(slot)
+            waiting.slot.set_result(slot)
         return slot is not None
 
     def _assign(self, turn: Turn, avoid: Set[str]) -> RouterSlot | None:
@@ -198,5 +198,5 @@ class RolloutRouter:
         return slot
 
 
-def _succeeded(slot: asyncio.Future[RouterSlot]) -> bool:
+def _has_result(slot: asyncio.Future[RouterSlot]) -> bool:
     return slot.done() and not slot.cancelled() and slot.exception() is None

@@ -1,4 +1,4 @@
-"""What makes the worlds of a job, and what an operator sets for them."""
+"""Factories of a job's worlds, and the operator's settings for them."""
 
 from __future__ import annotations
 

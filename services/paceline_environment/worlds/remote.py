@@ -81,7 +81,7 @@ class RemoteWorld:
         alone = False
         for _ in range(_MOVES):
             try:
-                return await act(await self._placed(alone=alone, again=act != self._reset))
+                return await act(await self._ensure_host(alone=alone, again=act != self._reset))
             except ProcessEndedError as error:
                 why = error.message
                 if alone or self._is_lost(act):
@@ -95,7 +95,7 @@ class RemoteWorld:
         """Whether what has happened in the world before `act` cannot happen again."""
         return act != self._reset and not self.replayable
 
-    async def _placed(self, *, alone: bool, again: bool) -> HostProcess:
+    async def _ensure_host(self, *, alone: bool, again: bool) -> HostProcess:
         """The process of the world; if it has ended, another in which the world is rebuilt."""
         host = self._host
         if host is not None and not host.process.ended:
@@ -106,14 +106,14 @@ class RemoteWorld:
             self._host = None
             await self._processes.leave(host)
         host = self._host = await self._processes.host(alone=alone)
-        await self._loaded(host)
+        await self._wait_until_loaded(host)
         if again:
             await self._reset(host)
             for action in self._actions:
                 await self._step(host, action)
         return host
 
-    async def _loaded(self, host: HostProcess) -> None:
+    async def _wait_until_loaded(self, host: HostProcess) -> None:
         """Wait until the environment is loaded.
 
         Raises:

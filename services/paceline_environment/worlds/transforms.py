@@ -56,7 +56,7 @@ def _fields(context: TransformContext) -> dict[str, Any]:
 
 
 def _variant(raw: Mapping[str, Any]) -> Variant:
-    """What the job's code has sent; its size and `train_as` are checked as those of all others."""
+    """The variant that the job sent; its size and `train_as` are checked like any other's."""
     try:
         return Variant(
             messages=messages_of(raw["messages"]),

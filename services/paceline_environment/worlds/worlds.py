@@ -53,7 +53,7 @@ class JobWorlds:
         """The factory of worlds of a job, whose code has this digest and loads in `load_s`."""
         owner = QueueOwner(tenant, job_id)
         folder = partial(self._folders.folder, code, owner)
-        return self._made(owner, target, folder, self._sealed(target), load_s=load_s)
+        return self._factory(owner, target, folder, self._sealed_start(target), load_s=load_s)
 
     def transform(
         self,
@@ -71,7 +71,7 @@ class JobWorlds:
         processes = self._jobs.get(key)
         if processes is None:
             processes = self._jobs[key] = JobProcesses(
-                start=self._sealed(target),
+                start=self._sealed_start(target),
                 folder=partial(self._folders.folder, code, owner),
                 target=target,
                 cap=self._cap,
@@ -93,14 +93,14 @@ class JobWorlds:
         """The factory of worlds of an installed environment, for one job."""
         owner = QueueOwner(tenant, job_id)
         if sealed:
-            return self._made(owner, target, _no_code, self._sealed(target), load_s=load_s)
+            return self._factory(owner, target, _no_code, self._sealed_start(target), load_s=load_s)
 
         async def start(_: CodeFolder, threads: int) -> WorldProcess:
             return await WorldProcess.start_open(target, threads=threads)
 
-        return self._made(owner, target, _no_code, start, load_s=load_s, episodes=_OPEN_EPISODES)
+        return self._factory(owner, target, _no_code, start, load_s=load_s, episodes=_OPEN_EPISODES)
 
-    def _sealed(self, target: str) -> Start:
+    def _sealed_start(self, target: str) -> Start:
         async def start(code: CodeFolder, threads: int) -> WorldProcess:
             memory_bytes = self._memory_bytes
             return await WorldProcess.start(
@@ -109,7 +109,7 @@ class JobWorlds:
 
         return start
 
-    def _made(
+    def _factory(
         self,
         owner: QueueOwner,
         target: str,
@@ -179,5 +179,5 @@ class JobWorlds:
 
 
 async def _no_code() -> CodeFolder:
-    """What installed environments have: a folder that their processes may read anyway."""
+    """The code folder of installed environments, which their processes may read anyway."""
     return CodeFolder(OWN)

@@ -59,18 +59,18 @@ async def configuration(kubeconfig: Path | None = None) -> Configuration:
     Raises:
         ConfigError: the file, or the ServiceAccount, is missing or invalid.
     """
-    found = Configuration()
+    settings = Configuration()
     try:
         if kubeconfig is not None:
             await load_kube_config(
-                config_file=str(kubeconfig), client_configuration=found, persist_config=False
+                config_file=str(kubeconfig), client_configuration=settings, persist_config=False
             )
-            found.proxy = found.proxy or environment_proxy(found.host)
+            settings.proxy = settings.proxy or environment_proxy(settings.host)
         else:
-            load_incluster_config(client_configuration=found)
+            load_incluster_config(client_configuration=settings)
     except ConfigException as error:
         raise ConfigError(f"kubernetes: {error}") from None
-    return found
+    return settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +297,10 @@ class KubernetesClient:
 
 async def _authorization(settings: Configuration) -> dict[str, str]:
     """Headers of a request; read every time, as the token of a pod is rotated every hour."""
-    found: Any = settings.auth_settings()
-    if inspect.isawaitable(found):
-        found = await found
-    token = found.get("BearerToken")
+    token_settings: Any = settings.auth_settings()
+    if inspect.isawaitable(token_settings):
+        token_settings = await token_settings
+    token = token_settings.get("BearerToken")
     return {token["key"]: token["value"]} if token and token["value"] else {}
 
 

@@ -58,33 +58,35 @@ class Inventory:
 
     def pools(self) -> dict[str, Object]:
         """The chart's Deployments of shared pools, by workload."""
-        found = {name_of(body): body for body in self.deployments.objects()}
-        return {workload: found[name] for workload, name in self._pools.items() if name in found}
+        by_name = {name_of(body): body for body in self.deployments.objects()}
+        return {
+            workload: by_name[name] for workload, name in self._pools.items() if name in by_name
+        }
 
     def rollouts(self) -> list[Object]:
         """The Deployments that the controller has made."""
         return [body for body in self.deployments.objects() if workload_of(body)]
 
     def rollout(self, workload: str) -> Object | None:
-        """One of them."""
-        found = self.deployments.find(object_name(workload))
-        return found if found and workload_of(found) == workload else None
+        """The Deployment of a rollout workload."""
+        deployment = self.deployments.find(object_name(workload))
+        return deployment if deployment and workload_of(deployment) == workload else None
 
     def trainer_jobs(self) -> dict[str, list[Object]]:
         """The Jobs (or JobSets) of all incarnations, by workload."""
-        found: dict[str, list[Object]] = defaultdict(list)
+        by_workload: dict[str, list[Object]] = defaultdict(list)
         for body in self.trainers.objects():
             if workload := workload_of(body):
-                found[workload].append(body)
-        return found
+                by_workload[workload].append(body)
+        return by_workload
 
     def pods_by_workload(self) -> dict[str, list[Object]]:
         """The pods of what the controller has made."""
-        found: dict[str, list[Object]] = defaultdict(list)
+        by_workload: dict[str, list[Object]] = defaultdict(list)
         for pod in self.pods.objects():
             if workload := workload_of(pod):
-                found[workload].append(pod)
-        return found
+                by_workload[workload].append(pod)
+        return by_workload
 
     def pods_of(self, body: Object) -> list[Object]:
         """The pods that a Deployment selects."""
@@ -104,7 +106,7 @@ class Inventory:
         return [body for body in self.rollouts() if labels_of(body).get(JOB) == job_id]
 
     def refusal_of(self, trainer: Object) -> str:
-        """What the cluster said last when it made no pod of a Job or JobSet; empty: nothing."""
+        """The cluster's last refusal to make a pod of a Job or JobSet; empty: none."""
         wanted = {name_of(trainer), f"{name_of(trainer)}-{GROUP}-0"}
         try:
             events = self.refusals.objects()

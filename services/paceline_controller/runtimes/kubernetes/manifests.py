@@ -273,8 +273,8 @@ def _pods(
         names.WORKLOAD: wanted.name,
     }
     container = _container(pods)
-    replaced = {each["name"] for each in added}
-    kept = [each for each in container.get("env") or [] if each["name"] not in replaced]
+    replaced = {variable["name"] for variable in added}
+    kept = [variable for variable in container.get("env") or [] if variable["name"] not in replaced]
     # Ours come first: a variable can refer only to earlier ones.
     container["env"] = [*added, *kept]
     mount = {"name": CREDENTIAL, "mountPath": CREDENTIAL_FOLDER, "readOnly": True}
@@ -286,11 +286,11 @@ def _pods(
 
 
 def _confine(pods: Object, job_id: str) -> None:
-    """On the chart's volume, write only the folder of this job, and see no other job's."""
+    """Limit pods to this job's folder of the chart's volume, for writing and for reading."""
     container = _container(pods)
     mounts, volumes = container["volumeMounts"], pods["spec"]["volumes"]
-    claims = {each["name"] for each in volumes if "persistentVolumeClaim" in each}
-    whole = next((each for each in mounts if each["name"] == DATA and DATA in claims), None)
+    claims = {volume["name"] for volume in volumes if "persistentVolumeClaim" in volume}
+    whole = next((mount for mount in mounts if mount["name"] == DATA and DATA in claims), None)
     if whole is None:
         return
     jobs = f"{whole['mountPath']}/jobs"
@@ -315,8 +315,8 @@ def _container(pods: Object) -> Object:
     for container in containers:
         if container.get("name") == CONTAINER:
             return container
-    found = [container.get("name") for container in containers]
-    raise ConfigError(f"template: needs a container named {CONTAINER!r}; has {found}")
+    names = [container.get("name") for container in containers]
+    raise ConfigError(f"template: needs a container named {CONTAINER!r}; has {names}")
 
 
 def _plain(values: dict[str, str]) -> list[dict[str, Any]]:

@@ -14,12 +14,12 @@ SPEC, REPLICAS = "f:spec", "f:replicas"
 def released(body: Object) -> list[Any] | None:
     """The entries of `managedFields` without our claim to replicas; None if we have none."""
     entries: list[Any] = copy.deepcopy(body["metadata"].get("managedFields") or [])
-    ours = [each for each in entries if each.get("manager") == MANAGER and _claims(each)]
-    for each in ours:
-        del each["fieldsV1"][SPEC][REPLICAS]
-        if not set(each["fieldsV1"][SPEC]) - {"."}:
-            del each["fieldsV1"][SPEC]
-    return [each for each in entries if each.get("fieldsV1")] if ours else None
+    ours = [entry for entry in entries if entry.get("manager") == MANAGER and _claims(entry)]
+    for entry in ours:
+        del entry["fieldsV1"][SPEC][REPLICAS]
+        if not set(entry["fieldsV1"][SPEC]) - {"."}:
+            del entry["fieldsV1"][SPEC]
+    return [entry for entry in entries if entry.get("fieldsV1")] if ours else None
 
 
 def _claims(entry: Object) -> bool:

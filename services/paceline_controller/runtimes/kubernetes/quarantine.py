@@ -71,7 +71,7 @@ class Quarantine:
                 log.warning("cannot tend", pod=name_of(pod), error=error)
 
     def words(self) -> dict[str, str]:
-        """Which worker of which job is quarantined, for people."""
+        """The quarantined worker and its job, for people."""
         return {
             labels_of(pod).get(names.JOB, ""): _words_of(pod)
             for pod in self._inventory.pods.objects()

@@ -13,7 +13,7 @@ class _Wait:
     since_s: float
     reason: str
     reason_since_s: float
-    told: bool = False
+    reported: bool = False
 
 
 class ReadinessDeadline:
@@ -31,23 +31,23 @@ class ReadinessDeadline:
         if known is None and reason:
             self._waits[name] = _Wait(now_s, reason, now_s)
         elif known is not None and known.reason != reason:
-            known.reason, known.reason_since_s, known.told = reason, now_s, False
+            known.reason, known.reason_since_s, known.reported = reason, now_s, False
 
     def news(self, name: str) -> str:
         """The reason, once, when it has held for a while; else empty."""
         known = self._waits.get(name)
-        if known is None or known.told or self._clock() - known.reason_since_s < TOLD_AFTER_S:
+        if known is None or known.reported or self._clock() - known.reason_since_s < TOLD_AFTER_S:
             return ""
-        known.told = True
+        known.reported = True
         return known.reason
 
     def over(self, name: str) -> bool:
-        """It still waits, and has for too long."""
+        """Whether it still waits, and has for too long."""
         known = self._waits.get(name)
         if known is None or not known.reason:
             return False
         return self._clock() - known.since_s > self._most_s
 
     def forget(self, name: str) -> None:
-        """It is ready, or not wanted any more."""
+        """Forget a workload that is ready, or not wanted any more."""
         self._waits.pop(name, None)

@@ -20,12 +20,12 @@ class Kind:
 
     @property
     def api_version(self) -> str:
-        """As objects say it."""
+        """`apps/v1`, or `v1` for the core group."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def resource(self) -> str:
-        """As roles and people say it, for example `deployments.apps`."""
+        """Name in roles and for people, for example `deployments.apps`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
@@ -83,5 +83,7 @@ def deleting(body: Object) -> bool:
 
 def condition(body: Object, kind: str) -> Object | None:
     """The condition of that type if it holds (`status: "True"`)."""
-    found: Iterable[Object] = body.get("status", {}).get("conditions") or ()
-    return next((each for each in found if each["type"] == kind and each["status"] == "True"), None)
+    conditions: Iterable[Object] = body.get("status", {}).get("conditions") or ()
+    return next(
+        (entry for entry in conditions if entry["type"] == kind and entry["status"] == "True"), None
+    )

@@ -1,4 +1,4 @@
-"""What the objects of a workload and its pods say about it. Pure."""
+"""States of a workload, from its objects and pods. Pure."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def of_trainer(bodies: Iterable[Object], pods: Iterable[Object]) -> Observed:
 
 
 def incarnation_of(body: Object) -> int:
-    """Of a Job, a JobSet or a pod; -1 for one that has none."""
+    """The incarnation of a Job, a JobSet or a pod; -1 for one that has none."""
     return int(annotations_of(body).get(INCARNATION, -1))
 
 
 def same_incarnation(pod: Object, body: Object) -> bool:
-    """The pod is of this Job or JobSet."""
+    """Whether a pod belongs to this Job or JobSet."""
     return incarnation_of(pod) == incarnation_of(body)
 
 
@@ -88,7 +88,7 @@ def ended(body: Object) -> bool:
 
 
 def is_ready(pod: Object) -> bool:
-    """It answers its readiness probe and nobody has sent it away."""
+    """Whether a pod passes its readiness probe and is not being deleted."""
     return condition(pod, "Ready") is not None and not deleting(pod)
 
 
@@ -99,10 +99,10 @@ def live(pod: Object) -> bool:
 
 def preempted(pod: Object) -> str:
     """Why the cluster takes it away from us; empty if it does not."""
-    found = condition(pod, "DisruptionTarget")
-    if found is None:
+    disruption = condition(pod, "DisruptionTarget")
+    if disruption is None:
         return ""
-    return f"{found.get('reason', 'Disrupted')}: {found.get('message', '')}".rstrip(": ")
+    return f"{disruption.get('reason', 'Disrupted')}: {disruption.get('message', '')}".rstrip(": ")
 
 
 def crash_loop(pods: Iterable[Object]) -> bool:
@@ -116,19 +116,19 @@ def crash_loop(pods: Iterable[Object]) -> bool:
 
 
 def waits_for(pods: Iterable[Object]) -> str:
-    """What keeps pods from starting, such as machines or images; empty if nothing does."""
+    """The reason why pods do not start, such as machines or images; empty if they do."""
     for pod in pods:
         if not live(pod) or deleting(pod):
             continue
-        if reason := _unscheduled(pod) or _cannot_start(pod):
+        if reason := _why_unscheduled(pod) or _cannot_start(pod):
             return f"{name_of(pod)}: {reason}"
     return ""
 
 
 def refused(body: Object) -> str:
     """Why the cluster does not even make the pods of a Deployment, for example a quota."""
-    found = condition(body, "ReplicaFailure")
-    return f"{found.get('reason', '')}: {found.get('message', '')}" if found else ""
+    failure = condition(body, "ReplicaFailure")
+    return f"{failure.get('reason', '')}: {failure.get('message', '')}" if failure else ""
 
 
 def ended_at(pod: Object) -> str:
@@ -157,12 +157,14 @@ def last_words(pod: Object) -> str:
     """How the main container ended, as the kubelet tells it; empty if it did not."""
     status = pod.get("status", {})
     lines = [_of_pod(status)]
-    for each in _statuses(pod):
-        over = each.get("state", {}).get("terminated") or each.get("lastState", {}).get(
+    for container in _statuses(pod):
+        over = container.get("state", {}).get("terminated") or container.get("lastState", {}).get(
             "terminated"
         )
-        if over and (each["name"] == CONTAINER or over.get("exitCode")):
-            text = f"{each['name']} ended with {over.get('exitCode')} ({over.get('reason', '')})"
+        if over and (container["name"] == CONTAINER or over.get("exitCode")):
+            text = (
+                f"{container['name']} ended with {over.get('exitCode')} ({over.get('reason', '')})"
+            )
             lines.append(f"{text}: {over['message']}" if over.get("message") else text)
     return "\n".join(line for line in lines if line)
 
@@ -184,10 +186,10 @@ def _statuses(pod: Object) -> Iterator[Object]:
     yield from status.get("containerStatuses") or ()
 
 
-def _unscheduled(pod: Object) -> str:
-    for each in pod.get("status", {}).get("conditions") or ():
-        if each["type"] == "PodScheduled" and each["status"] == "False":
-            return f"{each.get('reason', 'Unschedulable')}: {each.get('message', '')}"
+def _why_unscheduled(pod: Object) -> str:
+    for entry in pod.get("status", {}).get("conditions") or ():
+        if entry["type"] == "PodScheduled" and entry["status"] == "False":
+            return f"{entry.get('reason', 'Unschedulable')}: {entry.get('message', '')}"
     return ""
 
 

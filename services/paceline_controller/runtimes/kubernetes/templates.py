@@ -21,11 +21,11 @@ def load_template(folder: Path, wanted: Wanted) -> Object:
     name = "trainer" if wanted.kind is WorkerKind.TRAINER else f"rollout-{wanted.pool}"
     path = folder / f"{name}.yaml"
     try:
-        found = yaml.safe_load(path.read_text())
+        template = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no pod template for {wanted.name}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from None
-    if not isinstance(found, dict) or "spec" not in found:
+    if not isinstance(template, dict) or "spec" not in template:
         raise ConfigError(f"{path}: is not a pod template")
-    return found
+    return template

@@ -23,7 +23,7 @@ log = Log("watches")
 
 
 class ObjectSource(Protocol):
-    """Where objects come from."""
+    """A source of objects."""
 
     async def list(
         self, kind: Kind, *, selector: str = "", fields: str = ""
@@ -45,7 +45,7 @@ class ObjectSource(Protocol):
 
 
 class Cache:
-    """What is known of the objects of one kind.
+    """The known objects of one kind.
 
     Old knowledge is not given out: whoever starts and deletes by it would do so twice. What this
     process itself wrote is known at once (`learn`, `forget`); news that are older are ignored.
@@ -79,7 +79,7 @@ class Cache:
         self._heard_s: float | None = None
 
     def objects(self) -> list[Object]:
-        """All of them.
+        """All known objects.
 
         Raises:
             UnavailableError: nothing was heard for too long, or ever.
@@ -94,7 +94,7 @@ class Cache:
         return list(self._objects.values())
 
     def find(self, name: str) -> Object | None:
-        """One of them; raises like `objects`."""
+        """The object of this name; raises like `objects`."""
         return next((body for body in self.objects() if name_of(body) == name), None)
 
     def learn(self, body: Object) -> None:

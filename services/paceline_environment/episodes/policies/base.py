@@ -1,4 +1,4 @@
-"""What an episode needs of its policy, wherever that is."""
+"""The policy of an episode: rollout workers, or an endpoint outside."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PolicyTurns(Protocol):
 
     @property
     def engine(self) -> tuple[str, str]:
-        """What has generated, and in which precision; empty: not known."""
+        """Name and precision of the engine that generates; empty: not known."""
         ...
 
     def generate_s(self, now: float) -> float:
@@ -53,7 +53,7 @@ class PolicyTurns(Protocol):
         ...
 
     def waited_s(self, now: float) -> float:
-        """Of the time so far, what does not count as the episode's own."""
+        """Waiting time so far that does not count as the episode's own."""
         ...
 
     def begin(self, observation: Observation, holders: PrefixHolders) -> None:
