@@ -1,4 +1,4 @@
-"""What the gateway does itself: checks jobs before submitting them, and resumes watches."""
+"""Calls that the gateway handles itself: checked submits, and watches that resume."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class JobApi:
     async def submit_parsed(
         self, raw: Any, request: pb.SubmitJobRequest, who: Principal
     ) -> types_pb2.Job:
-        """As `submit`, for a job file that is already parsed."""
+        """`submit` for a job file that is already parsed."""
         checked(request)
         spec = self._with_tenant(await asyncio.to_thread(self._resolve, raw), who)
         check_code(spec)

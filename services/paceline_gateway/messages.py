@@ -43,8 +43,8 @@ def checked(message: Request, prefix: str = "") -> Request:
         values = value if field.is_repeated else [value]
         if len(values) > MAX_ITEMS:
             raise InvalidError(f"{name}: has {len(values)} items; at most {MAX_ITEMS} are allowed")
-        for each in values:
-            _check(field, name, each)
+        for item in values:
+            _check(field, name, item)
     return message
 
 
@@ -79,8 +79,8 @@ def max_of(field: FieldDescriptor) -> int:
 
 def is_large(method: str) -> bool:
     """Whether requests of `/package.Service/Method` may be large."""
-    found = operations().get(method)
-    return found is not None and found.large
+    operation = operations().get(method)
+    return operation is not None and operation.large
 
 
 def check_size(method: str, data: bytes) -> None:

@@ -28,35 +28,43 @@ def handlers(upstream: Upstream, jobs: JobApi) -> Mapping[Operation, Handler]:
         "UploadCode": jobs.upload,
         "WatchJob": jobs.watch,
     }
-    return {each: custom.get(each.name) or _forward(upstream, each) for each in for_users()}
+    return {
+        operation: custom.get(operation.name) or _forward(upstream, operation)
+        for operation in for_users()
+    }
 
 
-def _forward(upstream: Upstream, each: Operation) -> Handler:
-    return partial(upstream.stream if each.streams_replies else upstream.call, each)
+def _forward(upstream: Upstream, operation: Operation) -> Handler:
+    return partial(upstream.stream if operation.streams_replies else upstream.call, operation)
 
 
 def serve_grpc(server: aio.Server, table: Mapping[Operation, Handler], guard: GrpcGuard) -> None:
     """Register all operations, each behind the guard."""
-    for service, found in groupby(sorted(table, key=_sort_key), key=lambda each: each.service):
-        methods = {each.name: _method(each, guard.wrap(table[each], each)) for each in found}
+    for service, members in groupby(
+        sorted(table, key=_sort_key), key=lambda operation: operation.service
+    ):
+        methods = {
+            operation.name: _method(operation, guard.wrap(table[operation], operation))
+            for operation in members
+        }
         generic = grpc.method_handlers_generic_handler(f"paceline.v1.{service}", methods)
         server.add_generic_rpc_handlers((generic,))
 
 
-def _sort_key(each: Operation) -> tuple[str, str]:
-    return each.service, each.name
+def _sort_key(operation: Operation) -> tuple[str, str]:
+    return operation.service, operation.name
 
 
-def _method(each: Operation, behaviour: Callable[..., Any]) -> Any:
+def _method(operation: Operation, behaviour: Callable[..., Any]) -> Any:
     make = (
         grpc.unary_stream_rpc_method_handler
-        if each.streams_replies
+        if operation.streams_replies
         else grpc.unary_unary_rpc_method_handler
     )
-    if each.streams_requests:
+    if operation.streams_requests:
         make = grpc.stream_unary_rpc_method_handler
     return make(
         behaviour,
-        request_deserializer=each.request.FromString,
-        response_serializer=each.reply.SerializeToString,
+        request_deserializer=operation.request.FromString,
+        response_serializer=operation.reply.SerializeToString,
     )

@@ -58,11 +58,11 @@ class RestGuard:
         if scope["type"] != "http":
             return
         method, path = scope["method"], scope["path"]
-        found = self._routes.find(method, path)
-        if found is None:
+        rule = self._routes.find(method, path)
+        if rule is None:
             await no_route(method, path, self._routes.methods(path))(scope, receive, send)
             return
-        action, role = found
+        action, role = rule
         if role is None:
             await self._app(scope, receive, send)
             return

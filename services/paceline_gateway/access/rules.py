@@ -15,7 +15,7 @@ PUBLIC = ("GET /livez", "GET /readyz", "GET /docs", "GET /docs/{asset}", "GET /o
 
 def rest_roles() -> dict[str, Role | None]:
     """The role that each route requires; None: no token is needed."""
-    ruled = {str(route): each.role for each in for_users() for route in each.routes}
+    ruled = {str(route): operation.role for operation in for_users() for route in operation.routes}
     return {**dict.fromkeys(PUBLIC), **ruled}
 
 
@@ -33,9 +33,9 @@ class Routes:
         """
         known = "GET" if method == "HEAD" else method
         matches = [
-            (f"{each} {template}", role)
-            for each, template, role in self._rules
-            if each == known and self._patterns[template].fullmatch(path)
+            (f"{verb} {template}", role)
+            for verb, template, role in self._rules
+            if verb == known and self._patterns[template].fullmatch(path)
         ]
         return max(matches, key=lambda match: _rank(match[1]), default=None)
 
@@ -52,10 +52,10 @@ def required_role(method: str) -> Role:
     Raises:
         PermissionDeniedError: it has none, so it is not for users.
     """
-    found = operations().get(f"/{method}")
-    if found is None or found.role is None:
+    operation = operations().get(f"/{method}")
+    if operation is None or operation.role is None:
         raise PermissionDeniedError(f"{method} is not served here")
-    return found.role
+    return operation.role
 
 
 def _pattern(path: str) -> re.Pattern[str]:

@@ -66,7 +66,7 @@ def create_app(
     app.state.jobs = jobs
     app.state.readiness = readiness
     own = (SUBMIT, UPLOAD, WATCH)
-    plain = {each: handler for each, handler in handlers.items() if each not in own}
+    plain = {operation: handler for operation, handler in handlers.items() if operation not in own}
     app.include_router(job_routes.router)
     app.include_router(code.router_of(handlers[UPLOAD]))
     app.include_router(router_of(plain))

@@ -116,12 +116,12 @@ class HttpConnection(H11Protocol):
 
     def _close_longest_waiting(self) -> None:
         waiting = [
-            each
-            for each in self.connections
-            if isinstance(each, HttpConnection) and each.waiting_since is not None
+            connection
+            for connection in self.connections
+            if isinstance(connection, HttpConnection) and connection.waiting_since is not None
         ]
         self._warn()
-        min(waiting, key=lambda each: each.waiting_since or 0.0, default=self).abort()
+        min(waiting, key=lambda connection: connection.waiting_since or 0.0, default=self).abort()
 
     def _warn(self) -> None:
         """Log at most once per `warn_interval_s`, so that an attack does not fill the disk."""

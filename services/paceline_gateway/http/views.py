@@ -37,8 +37,8 @@ def converter(annotation: Any, descriptor: Descriptor | EnumDescriptor | None) -
         return tenants.quota_from
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (list, tuple, Sequence):
-        each = converter(inner[0], descriptor)
-        return lambda values: list(map(each, values))
+        convert = converter(inner[0], descriptor)
+        return lambda values: list(map(convert, values))
     if descriptor is Struct.DESCRIPTOR:
         return wire.from_struct
     if origin in (dict, Mapping):
@@ -90,7 +90,7 @@ def _field(name: str, annotation: Any, descriptor: Descriptor) -> Convert:
 def _object(text: str) -> dict[str, Any]:
     """Parse a JSON object; empty if it is damaged, so that jobs are listed all the same."""
     try:
-        found = json.loads(text or "{}")
+        parsed = json.loads(text or "{}")
     except ValueError:
         return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}

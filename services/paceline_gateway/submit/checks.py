@@ -90,10 +90,10 @@ def _mixed(spec: JobSpec) -> Iterator[str]:
     """The environments whose tasks are mixed with rows, in training and evaluation."""
     if spec.tasks.environment != "dataset":
         return
-    of_evals = (each.options for each in spec.eval_sets.values())
+    of_evals = (evaluation.options for evaluation in spec.eval_sets.values())
     for options in ({}, *of_evals):
         wanted = DatasetOptions.model_validate({**spec.tasks.options, **options})
-        yield from (each.environment for each in wanted.sources if each.environment)
+        yield from (source.environment for source in wanted.sources if source.environment)
 
 
 def find_model(spec: ModelSpec, resolver: ModelResolver) -> FoundModel:
@@ -107,8 +107,8 @@ def find_model(spec: ModelSpec, resolver: ModelResolver) -> FoundModel:
         # A relative path must not be taken for a hub id where the folder does not exist.
         folder = Path(spec.path) if spec.path.startswith("/") else Path(spec.path).absolute()
         return FoundModel(spec.model_copy(update={"path": str(folder)}), read_model(folder))
-    found = resolver.find(spec, MODEL_FILES, max_bytes=MAX_FILES_BYTES)
-    return FoundModel(found.spec, check_files(found.files, source=spec.path))
+    model = resolver.find(spec, MODEL_FILES, max_bytes=MAX_FILES_BYTES)
+    return FoundModel(model.spec, check_files(model.files, source=spec.path))
 
 
 def read_model(path: Path) -> dict[str, bytes]:
@@ -134,7 +134,7 @@ def _read_model(path: Path) -> dict[str, bytes]:
         raise ConfigError(f"model.path: {path}: a folder on a disk is needed")
     path = Path(os.path.realpath(path))  # links of /proc are followed by their text only
     files = check_files(_small_files(path), source=str(path))
-    sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
+    sizes = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
     config, index = files["config.json"], path / INDEX
     names = check_weights(
         sizes, lambda name: (path / name).read_bytes(), source=str(path), config=config
@@ -148,7 +148,7 @@ def _read_model(path: Path) -> dict[str, bytes]:
 
 
 def _small_files(path: Path) -> dict[str, bytes]:
-    """What is kept with the job, and shown to its tenant: so no link may lead to other files."""
+    """The files kept with the job and shown to its tenant; no link may lead to other files."""
     roots = [path]
     if path.parent.name == "snapshots":  # of huggingface_hub, whose files are links to these
         roots.append(path.parent.parent / "blobs")
@@ -158,21 +158,21 @@ def _small_files(path: Path) -> dict[str, bytes]:
         outside="is a link to outside of the model's folder; put a copy of the file there",
         are_real=True,  # who writes in that folder may have put a link to any other there
     )
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     left = MAX_FILES_BYTES
     for name in MODEL_FILES:
         if not (path / name).is_file():
             continue
         try:
             with readable.open(path / name, f"model.path: {path}/{name}") as file:
-                found[name] = file.read(left + 1)
+                files[name] = file.read(left + 1)
         except InvalidError as error:
             raise ConfigError(error.message) from None
-        left -= len(found[name])
+        left -= len(files[name])
         if left < 0:
-            total = sum((path / each).stat().st_size for each in MODEL_FILES if each in found)
+            total = sum((path / kept).stat().st_size for kept in MODEL_FILES if kept in files)
             raise ConfigError(f"model.path: {path}: {_too_large(total)}")
-    return found
+    return files
 
 
 def check_files(files: Mapping[str, bytes], *, source: str) -> dict[str, bytes]:

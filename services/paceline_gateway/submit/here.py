@@ -1,4 +1,4 @@
-"""What a gateway checks of a job, on the machine with its files; see `paceline.local.checks`."""
+"""A gateway's checks of a job, on the machine with its files; see `paceline.local.checks`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HUB_S = 1.5
 
 
 async def found_in(spec: JobSpec, allowed: AllowedTargets, sandbox: Sandbox) -> Findings:
-    """What is wrong with a job. A model of the hub has to be there; nothing of it is fetched.
+    """The problems of a job. A model of the hub has to be on this machine; nothing is fetched.
 
     Raises:
         ConfigError: as `JobChecks`.
@@ -42,7 +42,7 @@ async def found_in(spec: JobSpec, allowed: AllowedTargets, sandbox: Sandbox) -> 
 
 
 async def check(spec: JobSpec, allowed: AllowedTargets) -> Findings:
-    """As `found_in`, with a sandbox of its own."""
+    """`found_in` with a sandbox of its own."""
     sandbox = sandbox_for(TOKENIZER)
     try:
         return await found_in(spec, allowed, sandbox)

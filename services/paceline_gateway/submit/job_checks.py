@@ -26,7 +26,7 @@ MAX_MODEL_READERS, MOST_OF_TENANT = 4, 3
 
 
 class JobChecks:
-    """What is wrong with a job, as far as its plug-ins and the small files of its model tell."""
+    """Checks a job by its plug-ins and by the small files of its model."""
 
     def __init__(
         self,
@@ -72,8 +72,11 @@ class JobChecks:
         if files:
             files = await self._readers.run(owner, partial(check_files, files, source="files"))
         if not files or spec.model.place is not ModelPlace.FOLDER:
-            found = await self._find_model(spec.model, owner)
-            spec, files = spec.model_copy(update={"model": found.spec}), files or found.files
+            found_model = await self._find_model(spec.model, owner)
+            spec, files = (
+                spec.model_copy(update={"model": found_model.spec}),
+                files or found_model.files,
+            )
         limits = partial(check_model_limits, spec, files)
         vocab_size = await self._readers.run(owner, limits)
         for replies in sorted(replies_of(spec)):
@@ -94,8 +97,8 @@ class JobChecks:
 
     async def _find_model(self, spec: ModelSpec, owner: QueueOwner) -> FoundModel:
         """The model with its small files, read in threads that nothing else waits for."""
-        found = self._readers.run(owner, partial(find_model, spec, self._models))
+        search = self._readers.run(owner, partial(find_model, spec, self._models))
         try:
-            return await asyncio.wait_for(found, MODEL_S)
+            return await asyncio.wait_for(search, MODEL_S)
         except TimeoutError:
             raise UnavailableError(f"model.path: {spec.path} does not answer; try again") from None

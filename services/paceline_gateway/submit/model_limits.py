@@ -44,11 +44,11 @@ def check_model_limits(spec: JobSpec, files: Mapping[str, bytes]) -> int | None:
             adapt; names the field, its value and what is allowed.
     """
     try:
-        found = parse("declared", [files.get(name, b"{}") for name in _FILES])
+        parsed = parse("declared", [files.get(name, b"{}") for name in _FILES])
     except ParseError as error:
         name = " and ".join(_FILES) if error.at is None else _FILES[error.at]
         raise ConfigError(f"model.path: {name} {error.message}") from None
-    declared = cast("dict[str, Any]", found)
+    declared = cast("dict[str, Any]", parsed)
     problems = [*_end_problems(declared), *_lora_problems(declared, spec.trainer.lora)]
     if _is(declared, "model_type", UNTRAINED):
         problems.append(
@@ -79,11 +79,13 @@ def _end_problems(declared: Mapping[str, Any]) -> Iterator[str]:
     size = declared.get("vocab_size")
     if value is None:
         return
-    if not all(type(each) is int for each in ids):
+    if not all(type(token) is int for token in ids):
         yield f"{what} ({type(value).__name__}); an id or a list of ids is needed"
     elif len(ids) > MAX_STOP_TOKENS:
         yield f"{what}; at most {MAX_STOP_TOKENS} ids are allowed"
-    elif wrong := [each for each in ids if each < 0 or (isinstance(size, int) and each >= size)]:
+    elif wrong := [
+        token for token in ids if token < 0 or (isinstance(size, int) and token >= size)
+    ]:
         most = f" to {size - 1}" if isinstance(size, int) else " and more"
         yield f"{what}: {wrong[0]} is not in the vocabulary; allowed: 0{most}"
 
@@ -125,7 +127,7 @@ def _number_problems(declared: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _position_problems(declared: Mapping[str, Any], max_context: int) -> Iterator[str]:
-    """Of any engine: the trainer computes all positions too."""
+    """Problems with any engine: the trainer computes all positions too."""
     positions = trained_positions(declared)
     if positions < max_context:
         yield (
@@ -159,7 +161,9 @@ def _engine_problems(declared: Mapping[str, Any], max_context: int) -> Iterator[
             "attends to earlier tokens only; allowed: false; or another rollout.engine"
         )
     layers = declared.get("layer_types")
-    kinds = {str(each) for each in cast("list[Any]", layers)} if isinstance(layers, list) else set()
+    kinds = (
+        {str(layer) for layer in cast("list[Any]", layers)} if isinstance(layers, list) else set()
+    )
     if other := sorted(kinds - SERVED_LAYERS):
         yield (
             f"model.path: config.json: layer_types has {other[0]!r}, which the engine 'torch' "

@@ -65,10 +65,10 @@ class ModelProbe:
             return
         kinds = [kind for kind in ("trainer", engine) if kind in MODULES]
         owner = QueueOwner(tenant)
-        found = await asyncio.gather(
+        answers = await asyncio.gather(
             *(self._problem(MODULES[kind], config, owner) for kind in kinds)
         )
-        if problems := list(filter(None, found)):
+        if problems := list(filter(None, answers)):
             raise ConfigError(f"model.path: {'; '.join(problems)}")
 
     async def _problem(self, module: str, config: bytes, owner: QueueOwner) -> str:

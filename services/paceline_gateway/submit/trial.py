@@ -236,7 +236,7 @@ async def _opened(tokenizer: JobTokenizer, first: Observation) -> tuple[Dialogue
 
 
 def _digest(files: Mapping[str, bytes]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, data in sorted(files.items()):
-        found.update(f"{name} {len(data)} ".encode() + hashlib.sha256(data).digest())
-    return found.hexdigest()
+        digest.update(f"{name} {len(data)} ".encode() + hashlib.sha256(data).digest())
+    return digest.hexdigest()

@@ -39,11 +39,11 @@ async def _pieces(request: Request) -> AsyncIterator[pb.UploadCodeRequest]:
 
 def _digest_of(request: Request) -> str:
     """The SHA-256 in the header `Repr-Digest` (RFC 9530), in hexadecimal; empty: it has none."""
-    found = _SHA256.search(request.headers.get("repr-digest", ""))
-    if found is None:
+    match = _SHA256.search(request.headers.get("repr-digest", ""))
+    if match is None:
         return ""
     try:
-        return base64.b64decode(found[1], validate=True).hex()
+        return base64.b64decode(match[1], validate=True).hex()
     except binascii.Error:
         raise InvalidError("repr-digest: is not the base64 of a digest") from None
 

@@ -32,53 +32,53 @@ _KINDS: Mapping[int, type] = {
 def router_of(table: Mapping[Operation, Handler]) -> APIRouter:
     """A router for these operations."""
     router = APIRouter(responses=ERRORS)
-    for each, handler in table.items():
-        for route in each.routes:
+    for operation, handler in table.items():
+        for route in operation.routes:
             router.add_api_route(
                 route.path,
-                endpoint(each, route, handler),
+                endpoint(operation, route, handler),
                 methods=[route.method],
-                status_code=_status(each),
-                response_model=document_of(each.reply.DESCRIPTOR.name),
-                tags=[each.service.lower()],
-                summary=each.name,
-                description=each.summary,
-                operation_id=f"{each.name}_{route.method.lower()}",
+                status_code=_status(operation),
+                response_model=document_of(operation.reply.DESCRIPTOR.name),
+                tags=[operation.service.lower()],
+                summary=operation.name,
+                description=operation.summary,
+                operation_id=f"{operation.name}_{route.method.lower()}",
             )
     return router
 
 
-def endpoint(each: Operation, route: HttpRoute, handler: Handler) -> Callable[..., Any]:
+def endpoint(operation: Operation, route: HttpRoute, handler: Handler) -> Callable[..., Any]:
     """An endpoint for FastAPI, with a signature made from the fields of the request."""
 
     async def run(who: Any, **values: Any) -> Response:
-        reply: Message = await handler(_request(each, route, values), who)
+        reply: Message = await handler(_request(operation, route, values), who)
         body = view(reply).model_dump_json()
-        return Response(body, status_code=_status(each), media_type="application/json")
+        return Response(body, status_code=_status(operation), media_type="application/json")
 
-    fields = _parameters(each, route)
+    fields = _parameters(operation, route)
     parameters = [_parameter(name, kind, default) for name, kind, default in fields]
     caller = inspect.Parameter("who", inspect.Parameter.KEYWORD_ONLY, annotation=Caller)
     run.__signature__ = inspect.Signature([*parameters, caller])  # pyright: ignore[reportFunctionMemberAccess]
-    run.__name__ = each.name
+    run.__name__ = operation.name
     return run
 
 
-def _status(each: Operation) -> int:
-    """Of a success."""
-    return 201 if each.name.startswith("Create") else 200
+def _status(operation: Operation) -> int:
+    """HTTP status of a successful call."""
+    return 201 if operation.name.startswith("Create") else 200
 
 
 def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
 
-def _parameters(each: Operation, route: HttpRoute) -> Iterator[tuple[str, Any, Any]]:
+def _parameters(operation: Operation, route: HttpRoute) -> Iterator[tuple[str, Any, Any]]:
     """Names, annotations and defaults."""
     needed = inspect.Parameter.empty
     if route.body == "*":
-        yield "body", Annotated[document_of(each.request.DESCRIPTOR.name), Body()], needed
-    for field in each.request.DESCRIPTOR.fields:
+        yield "body", Annotated[document_of(operation.request.DESCRIPTOR.name), Body()], needed
+    for field in operation.request.DESCRIPTOR.fields:
         if f"{{{field.name}}}" in route.path:
             yield field.name, Annotated[str, Path()], needed
         elif field.name == route.body:
@@ -107,14 +107,14 @@ def _query(field: Any) -> tuple[Any, Any]:
     return Annotated[kind, query], kind(option.default) if kind is int else kind()
 
 
-def _request(each: Operation, route: HttpRoute, parameters: Mapping[str, Any]) -> Message:
+def _request(operation: Operation, route: HttpRoute, parameters: Mapping[str, Any]) -> Message:
     """The message of a request; missing parameters stay unset."""
     values = {name: value for name, value in parameters.items() if value is not None}
     if route.body == "*":
         values |= _named(values.pop("body"))
     elif route.body:
         values[route.body] = _named(values[route.body])
-    return each.request(**_numbered(values))
+    return operation.request(**_numbered(values))
 
 
 def _numbered(value: Any) -> Any:
@@ -123,9 +123,9 @@ def _numbered(value: Any) -> Any:
         return wire.number_of(value)
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
-        return {name: _numbered(each) for name, each in items}
+        return {name: _numbered(item) for name, item in items}
     return (
-        [_numbered(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
+        [_numbered(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
     )
 
 
