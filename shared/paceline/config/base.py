@@ -51,11 +51,11 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
 def _depth(value: Any) -> int:
     """Levels of mappings and lists, counted without recursion."""
     depth, level = 0, [value]
-    while level := [each for each in level if isinstance(each, (dict, list, tuple))]:
+    while level := [item for item in level if isinstance(item, (dict, list, tuple))]:
         depth += 1
         if depth > 2 * MAX_OPTIONS_DEPTH:
             break
-        level = [inner for each in level for inner in _inside(each)]
+        level = [inner for container in level for inner in _inside(container)]
     return depth
 
 
@@ -64,11 +64,11 @@ def _numbers(value: Any, place: Place = ()) -> Iterator[tuple[Place, float]]:
     if isinstance(value, float):
         yield place, value
     elif isinstance(value, dict):
-        for key, each in cast(dict[Any, Any], value).items():
-            yield from _numbers(each, (*place, str(key)))
+        for key, item in cast(dict[Any, Any], value).items():
+            yield from _numbers(item, (*place, str(key)))
     elif isinstance(value, (list, tuple)):
-        for index, each in enumerate(cast("list[Any]", value)):
-            yield from _numbers(each, (*place, index))
+        for index, item in enumerate(cast("list[Any]", value)):
+            yield from _numbers(item, (*place, index))
 
 
 def _inside(value: Any) -> list[Any]:

@@ -36,7 +36,7 @@ def read_json(text: str | bytes, *, what: str) -> Any:
         InvalidError: it is too deep or too large, or has values that cannot be stored.
     """
     try:
-        found = json.loads(
+        document = json.loads(
             _decoded(text, what),
             object_pairs_hook=_mapping,
             parse_constant=_no_number,
@@ -46,7 +46,7 @@ def read_json(text: str | bytes, *, what: str) -> Any:
         raise InvalidError(_too_deep(what)) from None
     except ValueError as error:
         raise MalformedError(f"{what}: not JSON: {error}") from None
-    return check(found, what=what)
+    return check(document, what=what)
 
 
 def read_yaml(text: str | bytes, *, what: str) -> Any:
@@ -76,16 +76,16 @@ def check(value: Any, *, what: str) -> Any:
     level, count = [value], 0
     for _ in range(MAX_DEPTH + 1):
         below: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                found = cast(dict[str, Any], each)
-                for key in found:
+        for item in level:
+            if isinstance(item, dict):
+                mapping = cast(dict[str, Any], item)
+                for key in mapping:
                     _check_text(key, what)
-                below += found.values()
-            elif isinstance(each, list):
-                below += cast(list[Any], each)
+                below += mapping.values()
+            elif isinstance(item, list):
+                below += cast(list[Any], item)
             else:
-                _check_scalar(each, what)
+                _check_scalar(item, what)
         if not below:
             return value
         level, count = below, count + len(below)
@@ -175,10 +175,10 @@ def _integer(text: str) -> int:
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         raise ValueError("duplicate key in one object")
-    return made
+    return mapping
 
 
 def _no_number(name: str) -> NoReturn:

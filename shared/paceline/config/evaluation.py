@@ -43,7 +43,7 @@ class EvalSpec(StrictModel):
     pass_reward: float = Field(default=1.0, ge=-1e12, le=1e12)
     """A sample is right for `pass_at` and `majority_at` if its reward is at least this."""
     seed: Seed = 1
-    """Of the order of tasks, and of all episodes."""
+    """Seed of the order of tasks, and of all episodes."""
     timeout_s: float = Field(default=120.0, gt=0, le=7 * DAY_S)
     """Episodes that have not finished by then are dropped and counted."""
 

@@ -45,7 +45,7 @@ class TaskSpec(StrictModel):
     transform: PluginSpec | None = None
     """Changes the prompts that the policy is shown; those of the environment if null."""
     seed: Seed = 0
-    """Of the order of tasks, and of all episodes."""
+    """Seed of the order of tasks, and of all episodes."""
     epochs: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
     """How often all tasks are drawn; without end if null."""
     step_timeout_s: float = Field(default=60.0, gt=0, le=DAY_S)
@@ -149,7 +149,7 @@ class ReplaySpec(PluginSpec):
     per_task: int = Field(default=8, gt=0, le=4096)
     """Episodes of a task, the newest."""
     pool_bytes: int = Field(default=64 << 20, gt=0, le=1 << 40)
-    """Of all of them; they count in `payload_bytes`, of which they may take half."""
+    """Size of the whole pool; it counts in `payload_bytes`, of which it may take half."""
 
 
 class ExperienceSpec(StrictModel):
@@ -162,7 +162,7 @@ class ExperienceSpec(StrictModel):
     max_staleness: int = Field(default=4, ge=0, le=1000)
     """S, in trainer steps; 0 is synchronous, and repeatable within limits (see ARCHITECTURE.md)."""
     mode: Literal["asynchronous", "april", "rollout_wise", "coupled"] = "asynchronous"
-    """What is leased when (docs/generation.md). `april`: nothing from the moment that a batch is
+    """Order of leases (docs/generation.md). `april`: nothing from the moment that a batch is
     full until newer weights are served, and then unfinished episodes first. `rollout_wise`: slots
     are filled by single episodes, not by whole groups. `coupled`: a baseline, in which nothing is
     leased until all rollout workers have the newest weights."""
@@ -179,7 +179,7 @@ class ExperienceSpec(StrictModel):
     keep_trajectories: int = Field(default=512, gt=0, le=MAX_KEPT_EPISODES)
     """Number of trajectories kept for `ListTrajectories`, the newest."""
     samples: KeptSamplesSpec = KeptSamplesSpec()
-    """What is kept of each step besides."""
+    """Samples that are kept of each step besides."""
     sampler: PluginSpec = PluginSpec(kind="shuffle")
     """Draws the tasks."""
     allocator: PluginSpec | None = None
@@ -197,10 +197,10 @@ class ExperienceSpec(StrictModel):
 
     @model_validator(mode="after")
     def _pool_fits_its_budget(self) -> ExperienceSpec:
-        found, most = self.replay, self.payload_bytes // 2
-        if found is not None and found.pool_bytes > most:
+        replay, most = self.replay, self.payload_bytes // 2
+        if replay is not None and replay.pool_bytes > most:
             raise ValueError(
-                f"replay.pool_bytes: {found.pool_bytes} with payload_bytes {self.payload_bytes}; "
+                f"replay.pool_bytes: {replay.pool_bytes} with payload_bytes {self.payload_bytes}; "
                 f"at most {most}, half of it"
             )
         return self
@@ -222,7 +222,7 @@ class OptimizerSpec(StrictModel):
     max_grad_norm: float = Field(default=1.0, gt=0.0, le=1e9)
     """Gradients are scaled down to this norm."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Of the learning rate after the warm-up; `linear` and `cosine` reach 0 at `stop.steps`."""
+    """Learning rate after the warm-up; `linear` and `cosine` reach 0 at `stop.steps`."""
     warmup_steps: int = Field(default=0, ge=0, le=MAX_STEPS)
     """Steps in which the learning rate grows to `lr`."""
 
@@ -259,7 +259,7 @@ class TrainerSpec(StrictModel):
 
 
 class JobSpec(StrictModel):
-    """What a user submits; immutable once accepted."""
+    """A job as a user submits it; immutable once accepted."""
 
     name: Name
     """Lower-case letters, digits and hyphens; need not be unique."""
@@ -343,7 +343,7 @@ class JobSpec(StrictModel):
     @field_validator("tracking")
     @classmethod
     def _distinct_trackers(cls, value: tuple[TrackingSpec, ...]) -> tuple[TrackingSpec, ...]:
-        labels = [each.label for each in value]
+        labels = [tracker.label for tracker in value]
         duplicates = _duplicates(labels)
         if duplicates:
             raise ValueError(
@@ -363,15 +363,15 @@ class JobSpec(StrictModel):
 
     @model_validator(mode="after")
     def _sources_of_evals_change_one(self) -> JobSpec:
-        for name, each in self.eval_sets.items():
-            if each.source and self.tasks.source is None:
+        for name, evaluation in self.eval_sets.items():
+            if evaluation.source and self.tasks.source is None:
                 field = f"evals.{name}.source" if name else "eval.source"
                 raise ValueError(f"{field}: changes options of tasks.source, which is missing")
         return self
 
     @model_validator(mode="after")
     def _not_too_many_evals(self) -> JobSpec:
-        episodes = sum(each.tasks * each.samples for each in self.eval_sets.values())
+        episodes = sum(e.tasks * e.samples for e in self.eval_sets.values())
         most = MAX_EVAL_EPISODES if self.trains else MAX_KEPT_EPISODES
         if episodes > most:
             raise ValueError(
@@ -385,7 +385,7 @@ class JobSpec(StrictModel):
     @model_validator(mode="after")
     def _endpoint_is_only_measured(self) -> JobSpec:
         sets = self.eval_sets.items()
-        evals = {f"evals.{n}.options" if n else "eval.options": each.options for n, each in sets}
+        evals = {f"evals.{n}.options" if n else "eval.options": e.options for n, e in sets}
         problem = outside_problem(
             self.model,
             kind=self.kind,

@@ -48,4 +48,4 @@ class LimitSettings(StrictModel):
     """Episodes of all evaluations of a job, each run once: tasks times samples. While they run,
     their version of the weights is kept."""
     access: AccessLimits = AccessLimits()
-    """Of the gateway: how often tokens may be tried and used."""
+    """Limits of the gateway on how often tokens may be tried and used."""

@@ -138,8 +138,8 @@ def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Lay
     """One line for each invalid field, naming the last layer that sets it."""
     lines: list[str] = []
     listed = ""  # what is allowed, said once for neighbours
-    found = error.errors(include_url=False)
-    for item in found[:MAX_LINES]:
+    errors = error.errors(include_url=False)
+    for item in errors[:MAX_LINES]:
         where = _source(layers, item["loc"])
         where += ".".join(map(_part, item["loc"])) or model.__name__
         if item["type"] == "extra_forbidden":
@@ -157,8 +157,8 @@ def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Lay
             example = instead(item, field)
             text = refusal(item) + (f", for example `{example}`" if example else "")
             lines.append(f"{where}: {text}{got}" if item["loc"] else text)
-    if len(found) > MAX_LINES:
-        lines.append(f"and {len(found) - MAX_LINES} more")
+    if len(errors) > MAX_LINES:
+        lines.append(f"and {len(errors) - MAX_LINES} more")
     return "; ".join(lines)
 
 
@@ -187,8 +187,8 @@ def _fields_around(model: type[BaseModel], loc: Sequence[int | str]) -> dict[str
     for part in loc[:-1]:
         if isinstance(part, int):
             continue
-        found = _fields_of(section).get(part)
-        section = _model_of(found.annotation) if found is not None else None
+        field = _fields_of(section).get(part)
+        section = _model_of(field.annotation) if field is not None else None
     return _fields_of(section)
 
 
@@ -201,7 +201,7 @@ def _model_of(annotation: Any) -> Any:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     inner = (_model_of(arg) for arg in getattr(annotation, "__args__", ()))
-    return next((found for found in inner if found is not None), None)
+    return next((argument for argument in inner if argument is not None), None)
 
 
 def _source(layers: Sequence[Layer], loc: Sequence[int | str]) -> str:

@@ -14,7 +14,7 @@ Slots = Annotated[tuple[PluginSpec, ...], Field(max_length=MAX_SLOTS)]
 
 
 class ObjectiveSpec(StrictModel):
-    """What the trainer minimises; slots are called in this order.
+    """The objective that the trainer minimises; slots are called in this order.
 
     The default is decoupled PPO (AReaL, arXiv 2505.24298): clip around the policy at the start of
     the step, weighted by its ratio to the policy that sampled, without tokens of a ratio above 5.

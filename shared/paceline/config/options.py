@@ -102,7 +102,7 @@ def marked(kind: str, name: str, marker: type) -> Iterator[str]:
         return
     fields = {} if source is None else model_of(source, kind).model_fields
     for own, field in fields.items():
-        if any(isinstance(each, marker) for each in field.metadata):
+        if any(isinstance(annotation, marker) for annotation in field.metadata):
             yield field.alias or own
 
 
@@ -115,16 +115,25 @@ def model_of(source: Any, kind: str) -> type[BaseModel]:
     parameters = list(inspect.signature(source).parameters.values())
     hints = type_hints(source, include_extras=True)
     ours = provided(source) if kind == "environments" else ""
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     fields: dict[str, Any] = {}
-    for index, each in enumerate(parameters):
-        given = each.name in keywords or each.name == ours
-        given = given or (each.kind is not each.KEYWORD_ONLY and index < positional)
-        if given or each.kind in {each.VAR_KEYWORD, each.VAR_POSITIONAL, each.POSITIONAL_ONLY}:
+    for index, parameter in enumerate(parameters):
+        is_filled = parameter.name in keywords or parameter.name == ours
+        is_filled = is_filled or (
+            parameter.kind is not parameter.KEYWORD_ONLY and index < positional
+        )
+        if is_filled or parameter.kind in {
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+            parameter.POSITIONAL_ONLY,
+        }:
             continue
-        default = ... if each.default is each.empty else each.default
+        default = ... if parameter.default is parameter.empty else parameter.default
         # By alias: a parameter may have a name that pydantic reserves.
-        fields[f"option{index}"] = (hints.get(each.name, Any), Field(default, alias=each.name))
+        fields[f"option{index}"] = (
+            hints.get(parameter.name, Any),
+            Field(default, alias=parameter.name),
+        )
     config = ConfigDict(
         extra="allow" if takes_any else "forbid",
         strict=True,
@@ -138,11 +147,11 @@ def _refusals(
     field: str, name: str, model: type[BaseModel], options: Mapping[str, Any]
 ) -> Iterator[str]:
     try:
-        found = _errors(model, options)
+        errors = _errors(model, options)
     except (TypeError, ValueError, RecursionError) as error:
         yield f"{field}: options of {name!r} are not JSON: {error}"
         return
-    for item in found:
+    for item in errors:
         where = f"{field}.{'.'.join(map(str, item['loc']))}"[:MAX_FIELD].rstrip(".")
         if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
             allowed = ", ".join(_names(model)) or "none"
@@ -154,7 +163,7 @@ def _refusals(
 
 
 def _errors(model: type[BaseModel], options: Mapping[str, Any]) -> list[ErrorDetails]:
-    """What a model refuses; raises the errors of `json.dumps`."""
+    """The errors of options that a model refuses; raises those of `json.dumps`."""
     strict = [item for item in _of(model, options, strict=True) if item["type"] in _CONVERTED]
     places = {item["loc"] for item in strict}
     # What concerns no single option may follow from a conversion.

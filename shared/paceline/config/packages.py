@@ -11,7 +11,7 @@ from paceline.plugins import StrictModel
 
 
 class PackageSettings(StrictModel):
-    """What is installed for the code of jobs, and from where. See docs/own-code.md.
+    """Installation of packages for the code of jobs. See docs/own-code.md.
 
     The same in experience, environment and reward; a job chooses none of it.
     """
@@ -19,7 +19,7 @@ class PackageSettings(StrictModel):
     install: bool = True
     """If false, code with a `requirements.txt` is refused."""
     index_url: str = Field(default="", repr=False)
-    """Of the packages; `index-url` of pip's configuration if empty, or PyPI."""
+    """Index of the packages; `index-url` of pip's configuration if empty, or PyPI."""
     no_index: bool = False
     """Install only from the folder `wheels` of the code, whatever pip's configuration says."""
     folder: Path | None = None
@@ -27,8 +27,8 @@ class PackageSettings(StrictModel):
     timeout_s: float = Field(default=300.0, gt=0, le=3600)
     """For one installation."""
     most_bytes: int = Field(default=2 * GIB, ge=MIB)
-    """What the packages of one `requirements.txt` may take, unpacked."""
+    """Bytes that the packages of one `requirements.txt` may take, unpacked."""
     cache_bytes: int = Field(default=8 * GIB, ge=MIB)
-    """What all of them may take; those that were not used for longest go first."""
+    """Bytes that all sets of packages may take; the least recently used go first."""
     tenant_bytes: int = Field(default=4 * GIB, ge=MIB)
-    """What those of one tenant may take; a set that several use counts for each of them."""
+    """Bytes that one tenant's sets may take; a set that several use counts for each of them."""

@@ -1,4 +1,4 @@
-"""What an operator allows jobs to name besides plug-ins and code of their own."""
+"""Functions that an operator allows jobs to name besides plug-ins and their own code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dtype: auto` in a job means. Imports no torch, as the gateway decides it."""
+"""The meaning of `dtype: auto` in a job. Imports no torch, as the gateway decides it."""
 
 from __future__ import annotations
 

@@ -66,13 +66,13 @@ class Recipe:
 
 
 def _read(text: str, name: str) -> dict[str, Any]:
-    found = read_yaml(text, what=f"recipe {name!r}")
-    if not isinstance(found, dict):
+    recipe = read_yaml(text, what=f"recipe {name!r}")
+    if not isinstance(recipe, dict):
         raise InvalidError(f"recipe {name!r}: its file has no mapping of fields")
     for field in sorted(JOINED):
-        if not isinstance(_at(found, field, []), list):
+        if not isinstance(_at(recipe, field, []), list):
             raise InvalidError(f"recipe {name!r}: its {field} is not a list")
-    return cast(dict[str, Any], found)
+    return cast(dict[str, Any], recipe)
 
 
 @cache
@@ -126,10 +126,10 @@ def with_recipes(raw: Any, *, folder: Path | None = None) -> Any:
     composed: dict[str, Any] = {}
     for index, (_, fragment) in enumerate(left):
         _compose(composed, fragment, left[: index + 1])
-    made = _under(job, composed)
+    resolved = _under(job, composed)
     if folder is not None and any(map(_is_file, names)):
-        made["recipe"] = [name for name in names if not _is_file(name)]
-    return made
+        resolved["recipe"] = [name for name in names if not _is_file(name)]
+    return resolved
 
 
 def _is_file(name: str) -> bool:
@@ -152,20 +152,20 @@ def _names(value: Any) -> Sequence[str]:
     names: Any = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or len(cast("list[Any]", names)) > MAX_RECIPES:
         return ()
-    found = cast("list[Any]", names)
-    fit = all(isinstance(each, str) and len(each) <= KIND_CHARS for each in found)
-    return found if fit else ()
+    entries = cast("list[Any]", names)
+    fit = all(isinstance(entry, str) and len(entry) <= KIND_CHARS for entry in entries)
+    return entries if fit else ()
 
 
 def _left_to(fragment: Fragment, job: Fragment, path: str = "") -> dict[str, Any]:
-    """What a job leaves to a recipe: the values of the fragment that it does not set itself."""
+    """The values of a recipe's fragment that the job does not set itself."""
     left: dict[str, Any] = {}
     for key, value in fragment.items():
         field = f"{path}{key}"
         if key not in job:
             left[key] = value
         elif field in APPENDED:
-            left[key] = [each for each in value if _part(each) not in _parts(job[key])]
+            left[key] = [item for item in value if _part(item) not in _parts(job[key])]
         elif (own := _mapping(job[key], like=value)) is not None and _same_kind(own, value):
             kind = {"kind": value["kind"]} if "kind" in value else {}
             left[key] = kind | _left_to(value, own, f"{field}.")
@@ -182,7 +182,7 @@ def _compose(
         if below is _ABSENT:
             into[key] = _copied(value)
         elif field in JOINED:
-            into[key] = [*below, *(each for each in value if _is_new(each, below, field, so_far))]
+            into[key] = [*below, *(item for item in value if _is_new(item, below, field, so_far))]
         elif isinstance(below, dict) and (more := _mapping(value, like=below)) is not None:
             if not _same_kind(below, more):
                 raise _conflict(field, so_far, (below, more))
@@ -195,32 +195,32 @@ def _is_new(
     entry: Any, among: Sequence[Any], field: str, so_far: Sequence[tuple[str, Fragment]]
 ) -> bool:
     """Whether no entry is of the same plug-in; raises if one is, with other options."""
-    for each in among:
-        if _part(each) == _part(entry):
-            if _spec(each) != _spec(entry):
-                raise _conflict(field, so_far, (each, entry))
+    for other in among:
+        if _part(other) == _part(entry):
+            if _spec(other) != _spec(entry):
+                raise _conflict(field, so_far, (other, entry))
             return False
     return True
 
 
 def _under(job: Fragment, below: Fragment, path: str = "") -> dict[str, Any]:
     """The job's values over others, in the job's order."""
-    made = dict(job)
+    merged = dict(job)
     for key, value in below.items():
         field = f"{path}{key}"
-        if key not in made:
-            made[key] = value
-        elif field in APPENDED and isinstance(made[key], list):
-            made[key] = [*made[key], *value]
-        elif (own := _mapping(made[key], like=value)) is not None:
-            made[key] = _under(own, value, f"{field}.")
-    return made
+        if key not in merged:
+            merged[key] = value
+        elif field in APPENDED and isinstance(merged[key], list):
+            merged[key] = [*merged[key], *value]
+        elif (own := _mapping(merged[key], like=value)) is not None:
+            merged[key] = _under(own, value, f"{field}.")
+    return merged
 
 
 def _conflict(
     field: str, so_far: Sequence[tuple[str, Fragment]], values: tuple[Any, Any]
 ) -> ConfigError:
-    first = next(name for name, each in so_far if _at(each, field, _ABSENT) is not _ABSENT)
+    first = next(name for name, fragment in so_far if _at(fragment, field, _ABSENT) is not _ABSENT)
     both = " and ".join(shown(value) for value in values)
     return ConfigError(
         f"recipe: {first!r} and {so_far[-1][0]!r} set {field} to {both}; set it in the job itself"
@@ -250,11 +250,13 @@ def _same_kind(one: Fragment, other: Fragment) -> bool:
 
 
 def _parts(entries: Any) -> list[Any]:
-    return [_part(each) for each in cast("list[Any]", entries)] if isinstance(entries, list) else []
+    return (
+        [_part(entry) for entry in cast("list[Any]", entries)] if isinstance(entries, list) else []
+    )
 
 
 def _part(entry: Any) -> Any:
-    """What tells entries of one list apart: `name`, as parts of the reward have it, or `kind`."""
+    """The identity of an entry in its list: `name`, as parts of the reward have it, or `kind`."""
     spec = _spec(entry)
     return spec.get("name") or spec.get("kind") if isinstance(spec, dict) else spec
 
@@ -267,7 +269,7 @@ def _copied(value: Any) -> Any:
     """A value whose mappings can be added to."""
     if not isinstance(value, dict):
         return value
-    return {key: _copied(each) for key, each in cast(dict[str, Any], value).items()}
+    return {key: _copied(item) for key, item in cast(dict[str, Any], value).items()}
 
 
 def _instead_of(name: str) -> str:

@@ -139,13 +139,13 @@ class ServiceSettings(StrictModel):
     limits: LimitSettings = LimitSettings()
     """Must be the same in all processes of an installation."""
     packages: PackageSettings = PackageSettings()
-    """Of experience, environment and reward, which run the code of jobs."""
+    """Settings of experience, environment and reward, which run the code of jobs."""
     plugins: PluginSettings = PluginSettings()
-    """Of experience, gateway, reward and trainer, which check or call what jobs name."""
+    """Settings of experience, gateway, reward and trainer, which check or call what jobs name."""
     models: ModelSettings = ModelSettings()
-    """Of gateway and trainer, which fetch the models of jobs."""
+    """Settings of gateway and trainer, which fetch the models of jobs."""
     tokenizers: TokenizerSettings = TokenizerSettings()
-    """Of environment, gateway and tracking, which use the tokenizers of all jobs."""
+    """Settings of environment, gateway and tracking, which use the tokenizers of all jobs."""
     probes: ProbeSettings = ProbeSettings()
     logs: LogSettings = LogSettings()
     tracing: TracingSettings | None = None
@@ -168,7 +168,7 @@ class GatewayOptions(StrictModel):
     https: bool = False
     """Serve REST with the certificate of `tls`; clients need none."""
     dtype: Dtype = "auto"
-    """What `dtype: auto` in a job means; `auto`: what the gateway's machine computes fast."""
+    """Meaning of `dtype: auto` in a job; `auto`: what the gateway's machine computes fast."""
     endpoints: tuple[str, ...] | None = None
     """Names that jobs may give as `model.endpoint.name`, those of the environment workers' option
     `endpoints`; null: other names are refused by these workers only."""
@@ -331,7 +331,7 @@ class EnvironmentOptions(StrictModel):
     code_memory_bytes: int = Field(default=1 << 30, ge=1 << 28)
     """Address space of a sealed process with worlds."""
     max_code_processes: int = Field(default=128, ge=1)
-    """Of these processes, over all jobs; they share them evenly."""
+    """Number of these processes over all jobs, which share them evenly."""
     worlds: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """The installation's settings of environments, by name: which servers and packages jobs may
     use. See docs/environment-adapters.md; the job's options are in its `tasks.options`."""
@@ -354,7 +354,7 @@ class RewardOptions(StrictModel):
     code_memory_bytes: int = Field(default=2 << 30, ge=1 << 28)
     """Address space of a process with functions that came with a job."""
     max_code_processes: int = Field(default=64, ge=1)
-    """Of these processes, over all jobs; they share them evenly."""
+    """Number of these processes over all jobs, which share them evenly."""
     endpoints: dict[str, EndpointSettings] = Field(default_factory=dict)
     """Servers that rewards of jobs may ask, by the name that job files give. See
     docs/rewards.md."""

@@ -11,9 +11,9 @@ from paceline.plugins import StrictModel
 
 
 class TokenizerSettings(StrictModel):
-    """What tokenizers and chat templates may take, and where they run. See docs/security.md.
+    """Limits of tokenizers and chat templates, and where they run. See docs/security.md.
 
-    Of environment, gateway and tracking, which serve all jobs; a job chooses none of it.
+    Environment, gateway and tracking, which serve all jobs, have them; a job chooses none.
     """
 
     run_in: Literal["process", "in_process"] = "process"

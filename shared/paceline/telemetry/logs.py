@@ -39,7 +39,9 @@ class EventFormatter(logging.Formatter):
         if not record.exc_info:
             return line
         below = visible(self.formatException(record.exc_info)).split("\n")
-        return "\n".join((line, *(f"  {each}" if _TIME.match(each) else each for each in below)))
+        return "\n".join(
+            (line, *(f"  {lower}" if _TIME.match(lower) else lower for lower in below))
+        )
 
 
 class Log:

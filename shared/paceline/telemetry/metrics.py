@@ -45,7 +45,7 @@ class _Process(Collector):
 
     def collect(self) -> Iterable[Family]:
         """Collect the current values."""
-        return [found for found in self._all.collect() if found.name in _OF_PROCESS]
+        return [family for family in self._all.collect() if family.name in _OF_PROCESS]
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Metrics:
             names = NAMES[name].labels
             if "job" in names:
                 at = names.index("job")
-                for values in [each for each in children if each[at] == job]:
+                for values in [child for child in children if child[at] == job]:
                     self._remove(name, values)
 
     @property
@@ -121,66 +121,66 @@ class Metrics:
         return sum(map(len, self._children.values()))
 
     def _remove(self, name: str, values: Values) -> None:
-        self._found.clear()  # for all metrics; it refills quickly
+        self._cached.clear()  # for all metrics; it refills quickly
         if self._children.get(name, {}).pop(values, None) is not None:
             if values:
-                self._made[name].remove(*values)
+                self._by_name[name].remove(*values)
             else:
-                self.registry.unregister(self._made.pop(name))
+                self.registry.unregister(self._by_name.pop(name))
         self._totals.pop((name, values), None)
 
     def _child(self, name: str, cls: type[Metric], labels: dict[str, str]) -> Metric:
         key = (name, *labels.items())
-        found = self._found.get(key)
-        if found is None:
+        child = self._cached.get(key)
+        if child is None:
             values = self._values(name, labels)
-            found = self._look_up(name, cls, values)
+            child = self._look_up(name, cls, values)
             if OTHER not in values:  # the values behind `other` are unbounded
-                self._found[key] = found
-        if not isinstance(found, cls):
-            raise TypeError(f"{name} is a {type(found).__name__}, not a {cls.__name__}")
-        return found
+                self._cached[key] = child
+        if not isinstance(child, cls):
+            raise TypeError(f"{name} is a {type(child).__name__}, not a {cls.__name__}")
+        return child
 
     def _look_up(self, name: str, cls: type[Metric], values: Values) -> object:
         children = self._children.setdefault(name, {})
-        found = children.get(values)
-        if found is None:
-            made = self._get(name, cls)
-            found = children[values] = made.labels(*values) if values else made
-        return found
+        child = children.get(values)
+        if child is None:
+            metric = self._get(name, cls)
+            child = children[values] = metric.labels(*values) if values else metric
+        return child
 
     def _get(self, name: str, cls: type[Metric]) -> Counter | Gauge | Histogram:
         spec = NAMES[name]
         if _CLASSES[spec.kind] is not cls:
             raise TypeError(f"{name} is a {spec.kind}, not a {cls.__name__.lower()}")
-        if name not in self._made:
+        if name not in self._by_name:
             options: dict[str, Any] = {"buckets": spec.buckets} if spec.buckets else {}
-            self._made[name] = cls(
+            self._by_name[name] = cls(
                 spec.name, spec.text, spec.labels, registry=self.registry, **options
             )
-        return self._made[name]
+        return self._by_name[name]
 
     def _values(self, name: str, labels: dict[str, str]) -> Values:
         names = NAMES[name].labels
         if labels.keys() != set(names):
             raise ValueError(f"{name}: labels {sorted(labels)}; expected {sorted(names)}")
-        given = tuple(labels[each] for each in names)
-        if given in self._children.get(name, {}):
-            return given
-        return tuple(self._bounded(name, at, given) for at in range(len(given)))
+        values = tuple(labels[label] for label in names)
+        if values in self._children.get(name, {}):
+            return values
+        return tuple(self._bounded(name, at, values) for at in range(len(values)))
 
-    def _bounded(self, name: str, at: int, given: Values) -> str:
+    def _bounded(self, name: str, at: int, values: Values) -> str:
         """The value of a label, or `other` if `VALUES` does not allow it."""
         names = NAMES[name].labels
-        allowed, value = VALUES.get(names[at], ()), given[at]
+        allowed, value = VALUES.get(names[at], ()), values[at]
         if names[at] == "job" or value == OTHER:
             return value
         if isinstance(allowed, tuple):
             return value if value in allowed else OTHER
-        job = given[names.index("job")] if "job" in names else ""
+        job = values[names.index("job")] if "job" in names else ""
         children = self._children.get(name, {})
-        of_job = [each for each in children if not job or each[names.index("job")] == job]
-        seen = {each[at] for each in of_job}
+        of_job = [child for child in children if not job or child[names.index("job")] == job]
+        seen = {child[at] for child in of_job}
         return value if value in seen or len(seen - {OTHER}) < allowed else OTHER
 
 

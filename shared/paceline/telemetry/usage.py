@@ -110,10 +110,10 @@ class Usage:
 
     def wait(self, on: str) -> AbstractContextManager[None]:
         """Count a wait for a service while the context is open."""
-        found = self._waiting.get(on)
-        if found is None:
-            found = self._waiting[on] = _OpenBlocks(self._ran, each=self._each)
-        return found
+        blocks = self._waiting.get(on)
+        if blocks is None:
+            blocks = self._waiting[on] = _OpenBlocks(self._ran, each=self._each)
+        return blocks
 
     def handle(self) -> AbstractContextManager[None]:
         """Count a call as being handled while the context is open."""
@@ -121,8 +121,8 @@ class Usage:
 
     def waits(self, on: str) -> bool:
         """Whether anything waits for this service."""
-        found = self._waiting.get(on)
-        return found is not None and found.count > 0
+        blocks = self._waiting.get(on)
+        return blocks is not None and blocks.count > 0
 
     def totals(self) -> dict[str, float]:
         """`capacity`, and what was counted so far, in seconds: `busy`, `stalled`, `wait:rollout`.

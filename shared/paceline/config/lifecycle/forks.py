@@ -32,7 +32,7 @@ class ForkSpec(StrictModel):
     job: str = Field(max_length=128)
     """Id of the other job."""
     step: Literal["latest", "best"] | Annotated[int, Field(gt=0, le=MAX_STEPS)] = "latest"
-    """Of a checkpoint that the other job keeps: a number, the `latest`, or the `best` by its
+    """Step of a checkpoint that the other job keeps: a number, the `latest`, or the `best` by its
     `trainer.checkpoint.best`; replaced by its number when the job is accepted."""
     digest: str = Field(default="", max_length=64, pattern="^([0-9a-f]{64})?$")
     """SHA-256 of the checkpoint's index, which has the digests of its files; filled in likewise."""
@@ -46,7 +46,7 @@ def changed_fields(
 
 
 def _value(spec: Mapping[str, Any], path: str) -> Any:
-    found: Any = spec
+    value: Any = spec
     for name in path.split("."):
-        found = cast(Mapping[str, Any], found).get(name) if isinstance(found, Mapping) else None
-    return found
+        value = cast(Mapping[str, Any], value).get(name) if isinstance(value, Mapping) else None
+    return value

@@ -19,7 +19,7 @@ class StopCondition(StrictModel):
     model_config = ConfigDict(serialize_by_alias=True)
 
     metric: str = Field(max_length=256, pattern="^(train|eval)/[^/ ]+(/[^/ ]+)*$")
-    """As trackers name it: `train/NAME`, `eval/NAME` of the evaluation in `eval`, or
+    """Name as in trackers: `train/NAME`, `eval/NAME` of the evaluation in `eval`, or
     `eval/EVALUATION/NAME` of one in `evals`. A row without it is passed over."""
     above: Level | None = None
     """The condition holds above this level, which itself does not count."""
@@ -59,10 +59,10 @@ class StopSpec(StrictModel):
     """Further conditions, on any metric; these can also end the job as failed."""
 
     def unknown(self, evaluations: dict[str, Any]) -> str:
-        """What is wrong with a metric, given the job's evaluations by name; empty: nothing."""
-        for number, each in enumerate(self.when):
-            kind, *path = each.metric.split("/")
-            where = f"stop.when.{number}.metric: {each.metric!r}"
+        """The problem of a metric, given the job's evaluations by name; empty: none."""
+        for number, condition in enumerate(self.when):
+            kind, *path = condition.metric.split("/")
+            where = f"stop.when.{number}.metric: {condition.metric!r}"
             if kind != "eval":
                 continue
             if len(path) > 1 and path[0] not in evaluations:

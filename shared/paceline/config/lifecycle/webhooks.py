@@ -18,7 +18,7 @@ class WebhookSettings(StrictModel):
     secrets: Path | None = None
     """Folder with the secrets of tenants: `<tenant>/<name>`."""
     timeout_s: float = Field(default=10.0, gt=0, le=60)
-    """Of one attempt."""
+    """Timeout of one attempt."""
     max_backoff_s: float = Field(default=600.0, gt=0)
     give_up_s: float = Field(default=86_400.0, gt=0)
     """After so long without an answer of success, nobody tries any more."""

@@ -29,8 +29,8 @@ class BestSpec(StrictModel):
 
     def value(self, measured: Mapping[str, Any]) -> float | None:
         """The metric in the result of a complete run; None: it was not measured."""
-        found = measured.get(self.metric) if measured.get("complete") else None
-        return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+        number = measured.get(self.metric) if measured.get("complete") else None
+        return float(number) if isinstance(number, int | float) and math.isfinite(number) else None
 
     def problem(self, evals: Mapping[str, EvalSpec], main: str | None) -> str:
         """Why the job cannot have such a best checkpoint; empty if it can."""

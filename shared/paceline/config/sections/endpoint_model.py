@@ -18,7 +18,7 @@ class EndpointModelSpec(StrictModel):
     """An OpenAI-compatible server that answers instead of workers of this installation."""
 
     name: EndpointName
-    """Of the server in the operator's `endpoints`, which have its address and its key."""
+    """Name of the server in the operator's `endpoints`, which have its address and its key."""
     concurrency: int = Field(default=16, ge=1, le=1024)
     """Requests of the job that each environment worker has open at a time."""
     timeout_s: float = Field(default=600.0, gt=0, le=86_400)
@@ -33,9 +33,9 @@ class EndpointModelSpec(StrictModel):
     @classmethod
     def _leaves_the_dialogue(cls, value: dict[str, Any]) -> dict[str, Any]:
         if taken := sorted(_OWN_FIELDS & set(value)):
-            raise ValueError(f"{taken[0]!r} is set by the job; allowed: all but {_listed()}")
+            raise ValueError(f"{taken[0]!r} is set by the job; allowed: all but {_own_fields()}")
         return value
 
 
-def _listed() -> str:
+def _own_fields() -> str:
     return ", ".join(sorted(_OWN_FIELDS))

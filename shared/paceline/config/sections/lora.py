@@ -13,7 +13,7 @@ class LoraSpec(StrictModel):
     """Train LoRA adapters (arXiv 2106.09685) instead of all weights."""
 
     rank: int = Field(default=16, gt=0, le=4096)
-    """Of the adapters."""
+    """Rank of the adapters."""
     alpha: float = Field(default=32.0, gt=0.0, le=65536.0)
     """Adapters are scaled by `alpha / rank`."""
     target_modules: tuple[Annotated[str, Field(max_length=256)], ...] = Field(

@@ -17,7 +17,7 @@ Scheme = Annotated[str, Field(pattern="^[a-z][a-z0-9+.-]*$", max_length=32)]
 
 
 class ModelPlace(StrEnum):
-    """What `model.path` names."""
+    """Kind of place that `model.path` names."""
 
     FOLDER = "folder"
     HUB = "hub"
@@ -36,10 +36,10 @@ class ModelSpec(StrictModel):
     endpoint: EndpointModelSpec | None = None
     """Who answers in a job of kind `eval`, instead of workers that load the model."""
     revision: str = Field(default="", max_length=128)
-    """Of a hub repository: branch, tag or commit; its default branch if empty. The accepted job has
+    """Branch, tag or commit of a hub repository; its default branch if empty. The accepted job has
     the commit."""
     digest: str = Field(default="", max_length=64, pattern="^([0-9a-f]{64})?$")
-    """Of a folder in an object store: SHA-256 of the names, sizes and versions of its files. Filled
+    """SHA-256 of the names, sizes and versions of the files of a folder in an object store. Filled
     in when the job is submitted; the job fails if the folder has changed since."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the engine and of the published weights. `auto`: bfloat16 on devices that have
@@ -47,7 +47,7 @@ class ModelSpec(StrictModel):
 
     @property
     def place(self) -> ModelPlace:
-        """What `path` names, on this machine; a hub id of an accepted job has a revision."""
+        """Kind of place that `path` names here; a hub id of an accepted job has a revision."""
         if self.endpoint is not None:
             return ModelPlace.ENDPOINT
         if "://" in self.path:

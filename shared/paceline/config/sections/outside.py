@@ -1,4 +1,4 @@
-"""What a job may have whose model is behind an outside endpoint: no weights and no tokens."""
+"""Restrictions on a job whose model is behind an outside endpoint: no weights, no tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def outside_problem(
     is_scaled: bool,
     options: Mapping[str, Mapping[str, Any]],
 ) -> str:
-    """What a job with `model.endpoint` may not have, by field; empty: nothing, or no endpoint.
+    """The problem of a job with `model.endpoint`, by field; empty: none, or no endpoint.
 
     `options`: of its environments, by field.
     """

@@ -44,7 +44,7 @@ class ReplicaBounds(StrictModel):
 
 
 class CanarySpec(StrictModel):
-    """What an engine's log-probs of the canary may differ from the trainer's; see docs/weights.md.
+    """Limits on how an engine's log-probs of the canary differ from the trainer's.
 
     Differences are trimmed: the root mean square without the largest 5 %.
     """

@@ -15,8 +15,8 @@ class KeptSamplesSpec(StrictModel):
     """
 
     trained: int = Field(default=2, ge=0, le=256)
-    """Of each step, once they are older than the newest `keep_trajectories`."""
+    """Samples of each step, once they are older than the newest `keep_trajectories`."""
     dropped: int = Field(default=2, ge=0, le=256)
-    """Of each step and each reason, of those that are not trained."""
+    """Samples of each step and each reason, of those that are not trained."""
     total: int = Field(default=512, ge=0, le=65_536)
-    """Of all steps together."""
+    """Samples of all steps together."""

@@ -73,11 +73,11 @@ def parse(text: str) -> tuple[SpanContext, int] | None:
     """
     if not text:
         return None
-    found = _W3C.fullmatch(text)
-    if found is None or text.startswith("ff") or not int(found[3], 16) & 1:
+    match = _W3C.fullmatch(text)
+    if match is None or text.startswith("ff") or not int(match[3], 16) & 1:
         return None
-    context = SpanContext(int(found[1], 16), int(found[2], 16))
-    return (context, int(found[4] or 0)) if context.trace and context.span else None
+    context = SpanContext(int(match[1], 16), int(match[2], 16))
+    return (context, int(match[4] or 0)) if context.trace and context.span else None
 
 
 def _hash(*parts: object) -> int:

@@ -33,13 +33,13 @@ def request_of(
 
 def resource_of(attributes: Mapping[str, Value]) -> Resource:
     """The OTLP resource that describes a process."""
-    return Resource(attributes=[_pair(*each) for each in attributes.items()])
+    return Resource(attributes=[_pair(*pair) for pair in attributes.items()])
 
 
 def message(span: Span) -> pb.Span:
     """One span; the attribute `kind` becomes the span's kind."""
     context, parent, kind = span.context, span.parent, span.attributes.get("kind", "")
-    made = pb.Span(
+    encoded = pb.Span(
         trace_id=context.trace.to_bytes(16, "big"),
         span_id=context.span.to_bytes(8, "big"),
         parent_span_id=parent.span.to_bytes(8, "big") if parent else b"",
@@ -51,12 +51,12 @@ def message(span: Span) -> pb.Span:
         flags=_FLAGS,
     )
     if span.error:
-        made.status.code, made.status.message = pb.Status.STATUS_CODE_ERROR, span.error
+        encoded.status.code, encoded.status.message = pb.Status.STATUS_CODE_ERROR, span.error
     for name, at, attributes in span.events:
         pairs = [_pair(_named(key), value) for key, value in attributes.items()]
-        made.events.add(name=name, time_unix_nano=at, attributes=pairs)
-    made.links.extend(map(_link, span.links))
-    return made
+        encoded.events.add(name=name, time_unix_nano=at, attributes=pairs)
+    encoded.links.extend(map(_link, span.links))
+    return encoded
 
 
 def _link(context: SpanContext) -> pb.Span.Link:

@@ -139,15 +139,15 @@ def headers(path: Path | None) -> tuple[tuple[str, str], ...]:
     """
     if path is None:
         return ()
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for number, line in enumerate(_read(path, "headers_file").decode().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
             raise ConfigError(f"tracing.headers_file: line {number} of {path}: not `name: value`")
-        found.append((name.strip().lower(), value.strip()))
-    return tuple(found)
+        pairs.append((name.strip().lower(), value.strip()))
+    return tuple(pairs)
 
 
 def _read(path: Path, field: str) -> bytes:

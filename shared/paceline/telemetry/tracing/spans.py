@@ -211,10 +211,10 @@ class Tracer:
 
     def received(self, trace: str, at_ns: int = 0) -> Span:
         """The sender's span, from `Span.sent`; records the transit of the message as its child."""
-        found = parse(trace)
-        if found is None:
+        parsed = parse(trace)
+        if parsed is None:
             return NOTHING
-        context, sent_ns = found
+        context, sent_ns = parsed
         span = self.below(context)
         # Clocks of two machines may disagree by more than a message takes.
         if sent_ns:
