@@ -79,8 +79,8 @@ def sdk() -> str:
         CLASS.format(name=name, about=about, asynchronous=prefix)
         + "".join(_method(each, prefix) for each in found)
         for name, about, prefix in (
-            ("Operations", "What `Client` can ask for.", ""),
-            ("AsyncOperations", "What `AsyncClient` can ask for.", "async "),
+            ("Operations", "Calls of `Client`.", ""),
+            ("AsyncOperations", "Calls of `AsyncClient`.", "async "),
         )
     )
 

@@ -1,4 +1,4 @@
-"""What an installation is doing: its jobs and processes, and the seconds that they waited.
+"""Activity of an installation: its jobs and processes, and the seconds that they waited.
 
 Seconds are cumulative, so the difference of two snapshots is a rate (`paceline.telemetry.blame`).
 """
@@ -57,7 +57,7 @@ class ProcessActivity:
     waits_s: dict[str, float] = field(default_factory=dict[str, float])
     """By the service that it waits for."""
     load: dict[str, float] = field(default_factory=dict[str, float])
-    """As it reports it; empty for shared processes, unless the caller sees all tenants."""
+    """Load as it reports it; empty for shared processes, unless the caller sees all tenants."""
 
 
 @dataclass(frozen=True, slots=True)

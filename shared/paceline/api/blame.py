@@ -26,7 +26,7 @@ class ServiceUse:
     processes: int = 0
     capacity: float = 0.0
     in_use: float = 0.0
-    """Of the capacity, on average."""
+    """Capacity in use, on average."""
     handling: float = 0.0
     """Processes with a call of a client in progress, on average."""
     stalled: float = 0.0
@@ -55,19 +55,19 @@ class Attribution:
     @property
     def bottleneck(self) -> str:
         """The service with the highest score; empty: none is above 0.05."""
-        name = max(self.scores, key=lambda each: self.scores[each], default="")
+        name = max(self.scores, key=lambda service: self.scores[service], default="")
         return name if self.scores.get(name, 0.0) > LEAST_SCORE else ""
 
 
 def attribute(before: Activity, now: Activity) -> Attribution | None:
-    """What happened between two snapshots; None: no time has passed, or experience was restarted.
+    """Blame between two snapshots; None: no time has passed, or experience was restarted.
 
     A process or job that is in one of them only does not count.
     """
     seconds = now.clock_s - before.clock_s
     if seconds <= 0:
         return None
-    services = {each.kind: each for each in _services(before, now, seconds)}
+    services = {service.kind: service for service in _services(before, now, seconds)}
     known = {job.status.job_id: job for job in before.jobs}
     waits: dict[str, dict[str, float]] = {}
     tokens: dict[str, float] = {}
@@ -77,15 +77,15 @@ def attribute(before: Activity, now: Activity) -> Attribution | None:
             waits[job.status.job_id] = _rates(first.waits_s, job.waits_s, seconds)
             tokens[job.status.job_id] = max(0, job.tokens - first.tokens) / seconds
     units = Counter[str]()
-    for each in waits.values():
-        units.update(each)
+    for job_waits in waits.values():
+        units.update(job_waits)
     live = sum(job.status.state in _LIVE and not job.held for job in now.jobs)
     blamed = _blamed(services, units, live)
     scores = {name: share / max(live, 1) for name, share in blamed.items()}
     if (gateway := services.get("gateway")) is not None:
         scores["gateway"] = max(0.0, gateway.handling - gateway.waits.get("experience", 0.0))
-    for name, each in services.items():
-        scores[name] = scores.get(name, 0.0) + each.stalled
+    for name, service in services.items():
+        scores[name] = scores.get(name, 0.0) + service.stalled
     return Attribution(tuple(services.values()), scores, tokens, waits)
 
 
@@ -93,16 +93,16 @@ def _services(before: Activity, now: Activity, seconds: float) -> Iterable[Servi
     """One of each kind that is there, in the order of `WorkerKind`."""
     pairs: defaultdict[WorkerKind, list[tuple[ProcessActivity, ProcessActivity]]]
     pairs = defaultdict(list)
-    known = {each.worker_id: each for each in before.processes}
-    for each in now.processes:
+    known = {process.worker_id: process for process in before.processes}
+    for process in now.processes:
         # A process that was restarted under its name begins at zero.
-        first = known.get(each.worker_id)
-        if first is None or first.busy_s > each.busy_s:
-            first = each
-        pairs[each.kind].append((first, each))
+        first = known.get(process.worker_id)
+        if first is None or first.busy_s > process.busy_s:
+            first = process
+        pairs[process.kind].append((first, process))
     for kind in WorkerKind:
-        if found := pairs.get(kind):
-            yield _use(kind, found, seconds)
+        if changes := pairs.get(kind):
+            yield _use(kind, changes, seconds)
 
 
 def _use(
@@ -119,7 +119,7 @@ def _use(
         )
         for first, last in pairs
     ]
-    in_use, stalled, handling = (sum(each) / seconds for each in zip(*grown, strict=True))
+    in_use, stalled, handling = (sum(column) / seconds for column in zip(*grown, strict=True))
     return ServiceUse(
         kind=kind.value,
         processes=len(pairs),
@@ -135,7 +135,7 @@ def _rates(
     before: Mapping[str, float], now: Mapping[str, float], seconds: float
 ) -> dict[str, float]:
     grown = {name: total - before.get(name, 0.0) for name, total in now.items()}
-    return {name: each / seconds for name, each in grown.items() if each > 0}
+    return {name: amount / seconds for name, amount in grown.items() if amount > 0}
 
 
 def _blamed(
@@ -173,7 +173,7 @@ def _episode_shares(services: Mapping[str, ServiceUse]) -> dict[str, float]:
 
 def _store_share(services: Mapping[str, ServiceUse]) -> float:
     """The store's share of the time that calls spend in experience."""
-    each = services.get("experience")
-    if each is None or not each.handling:
+    experience = services.get("experience")
+    if experience is None or not experience.handling:
         return 0.0
-    return min(1.0, each.waits.get("store", 0.0) / each.handling)
+    return min(1.0, experience.waits.get("store", 0.0) / experience.handling)

@@ -123,17 +123,17 @@ class TrajectoryPage(BaseModel, Tabular):
         """Scores and sizes of each, without its tokens."""
         return [
             {
-                "group_id": each.group_id,
-                "index": each.index,
-                "task_id": each.task_id,
-                "reward": each.score.reward,
-                **flattened(each.score.parts, prefix="parts."),
-                "status": each.score.status.value,
-                "truncated": each.truncated,
-                "policy_tokens": each.num_policy_tokens,
-                "text": each.response_text,
+                "group_id": trajectory.group_id,
+                "index": trajectory.index,
+                "task_id": trajectory.task_id,
+                "reward": trajectory.score.reward,
+                **flattened(trajectory.score.parts, prefix="parts."),
+                "status": trajectory.score.status.value,
+                "truncated": trajectory.truncated,
+                "policy_tokens": trajectory.num_policy_tokens,
+                "text": trajectory.response_text,
             }
-            for each in self.trajectories
+            for trajectory in self.trajectories
         ]
 
 
@@ -147,7 +147,7 @@ class EpisodePage(BaseModel, Tabular):
 
     def records(self) -> list[dict[str, Any]]:
         """All fields of each but its trajectory; parts of the reward are `parts.NAME`."""
-        return [flattened(asdict(replace(each, trajectory=None))) for each in self.episodes]
+        return [flattened(asdict(replace(episode, trajectory=None))) for episode in self.episodes]
 
 
 class ModelFile(BaseModel):
@@ -195,14 +195,14 @@ class ImportRequest(StrictModel):
 
 
 class ImportView(BaseModel):
-    """What became of imported trajectories."""
+    """Result of an import of trajectories."""
 
     message: ClassVar = "ImportEpisodesReply"
     num_stored: int
-    """Of these lines, in the pool now; a full pool keeps the newest."""
+    """Number of these lines in the pool now; a full pool keeps the newest."""
     num_refused: int
     problems: list[str]
-    """Of the first 20 lines that were refused."""
+    """Problems of the first 20 lines that were refused."""
 
 
 class WeightsView(BaseModel):
@@ -374,6 +374,10 @@ def document_of(message: str) -> type[BaseModel]:
         KeyError: no document mirrors it.
     """
     kinds = (BaseModel, StrictModel, Quota)
-    every = {each for kind in kinds for each in kind.__subclasses__()}
-    found = {getattr(each, "message", ""): each for each in every if each.__module__ == __name__}
-    return found[message]
+    every = {document for kind in kinds for document in kind.__subclasses__()}
+    documents = {
+        getattr(document, "message", ""): document
+        for document in every
+        if document.__module__ == __name__
+    }
+    return documents[message]

@@ -51,7 +51,7 @@ class ListedEpisode:
     answer: str = ""
     """Normalised; the first 200 characters, as of `text`."""
     text: str = ""
-    """Of the last turn."""
+    """Text of the last turn."""
     dropped: str = ""
     """Why it was not trained; empty: it was, or it is of an eval."""
     total_s: float = 0.0
@@ -89,11 +89,11 @@ class NumberRange:
 
 
 def _bound(text: str, name: str) -> tuple[str, float]:
-    found = _BOUND.fullmatch(text)
+    match = _BOUND.fullmatch(text)
     try:
-        number = float(found[2]) if found else math.nan
+        number = float(match[2]) if match else math.nan
     except ValueError:
         number = math.nan
-    if found is None or not math.isfinite(number):
+    if match is None or not math.isfinite(number):
         raise InvalidError(f"{name}: {text!r} is no bound; write '<0.5', '>=0.1,<0.9' or '1'")
-    return found[1], number
+    return match[1], number

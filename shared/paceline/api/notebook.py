@@ -47,10 +47,10 @@ def table_html(records: Sequence[Mapping[str, Any]]) -> str:
     """The last 50 rows as an HTML table."""
     if not records:
         return "<p>no rows</p>"
-    names = list(dict.fromkeys(name for each in records for name in each))
+    names = list(dict.fromkeys(name for record in records for name in record))
     shown = records[-_MOST_ROWS:]
     head = "".join(f"<th>{_escaped(name)}</th>" for name in names)
-    body = "".join(f"<tr>{_cells(each, names)}</tr>" for each in shown)
+    body = "".join(f"<tr>{_cells(record, names)}</tr>" for record in shown)
     left = len(records) - len(shown)
     note = f"<p>the last {len(shown)} of {len(records)} rows</p>" if left else ""
     return f"{note}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -67,21 +67,21 @@ def recipes(_: Namespace) -> int:
     """`paceline recipes`."""
     names = sorted(registry.installed("recipes"))
     width = max(map(len, names), default=0)
-    for each in map(recipe, names):
-        stage, evidence = each.method.stage, each.method.evidence
-        say(f"{each.name:<{width}}  {stage:<8}  {evidence:<13}  {each.title}")
+    for entry in map(recipe, names):
+        stage, evidence = entry.method.stage, entry.method.evidence
+        say(f"{entry.name:<{width}}  {stage:<8}  {evidence:<13}  {entry.title}")
     return 0
 
 
 def show_recipe(arguments: Namespace) -> int:
     """`paceline recipes show NAME`."""
     try:
-        found = recipe(arguments.name)
+        shown = recipe(arguments.name)
     except InvalidError as error:
         raise InvalidError(f"recipe: {error.message}") from None
-    about = "".join(f"# {line}".rstrip() + "\n" for line in found.about.splitlines())
-    claim = f"#\n# Claim: {found.method.claim}.\n" if found.method.claim else ""
-    say(f"{about}{claim}{found.text.rstrip()}")
+    about = "".join(f"# {line}".rstrip() + "\n" for line in shown.about.splitlines())
+    claim = f"#\n# Claim: {shown.method.claim}.\n" if shown.method.claim else ""
+    say(f"{about}{claim}{shown.text.rstrip()}")
     return 0
 
 
@@ -95,11 +95,11 @@ def read_job(path: Path, overrides: list[str], data: Path | None = None) -> JobS
     if data is not None:
         spec = spec.model_copy(update={"data": DataSpec(path=str(data.resolve()))})
     elif spec.data is not None and spec.data.path:
-        found = str(_place(path.parent, spec.data.path))
-        spec = spec.model_copy(update={"data": spec.data.model_copy(update={"path": found})})
+        place = str(_place(path.parent, spec.data.path))
+        spec = spec.model_copy(update={"data": spec.data.model_copy(update={"path": place})})
     if spec.code is not None and spec.code.path:
-        found = str(_place(path.parent, spec.code.path))
-        spec = spec.model_copy(update={"code": spec.code.model_copy(update={"path": found})})
+        place = str(_place(path.parent, spec.code.path))
+        spec = spec.model_copy(update={"code": spec.code.model_copy(update={"path": place})})
     if spec.model.endpoint is not None:
         return spec
     for near in (Path(), path.parent):
@@ -118,7 +118,7 @@ def _place(near: Path, path: str) -> Path:
 
 
 def allowed_targets(arguments: Namespace) -> AllowedTargets:
-    """What `--allow` lists; raises `ConfigError`."""
+    """The functions that `--allow` lists; raises `ConfigError`."""
     return plugin_settings(arguments).targets
 
 
@@ -142,16 +142,16 @@ def check(spec: JobSpec, allowed: AllowedTargets) -> None:
 
 
 def check_all(spec: JobSpec, allowed: AllowedTargets) -> None:
-    """As `check`, and what services would refuse at submit, for code, data and model files here.
+    """`check`, plus the checks of services at submit, for code, data and model files here.
 
-    What cannot be checked here is told, and left to them.
+    Checks that cannot run here are named, and left to the services.
     """
     check(spec, allowed)
-    found = findings(spec, allowed)
-    for line in found.unchecked:
+    problems = findings(spec, allowed)
+    for line in problems.unchecked:
         say(f"not checked here: {line}", error=True)
-    if found.wrong:
-        raise ConfigError(found.message)
+    if problems.wrong:
+        raise ConfigError(problems.message)
 
 
 def check_endpoints(spec: JobSpec, file: Path | None, *, also: Iterable[str] = ()) -> None:

@@ -53,20 +53,20 @@ def inspect(arguments: Namespace) -> int:
     console = SafeConsole()
     with tempfile.TemporaryDirectory(prefix="paceline-data-") as cache:
         tokenizer = tokenizer_for(spec.model, None, Path(cache))
-        found = prompts_of(spec, cache)
-        console.print(sizes(found))
-        for each in found:
-            if isinstance(each.source, DatasetTasks) and len(each.source.counts()) > 1:
-                console.print(mixture(each.label, each.source))
-        training = found[0]
+        prompts = prompts_of(spec, cache)
+        console.print(sizes(prompts))
+        for part in prompts:
+            if isinstance(part.source, DatasetTasks) and len(part.source.counts()) > 1:
+                console.print(mixture(part.label, part.source))
+        training = prompts[0]
         for position in range(min(arguments.rows, len(training.source))):
             task = training.source[position]
             text = rendered(observed(spec, task, training.options), tokenizer)
             console.print(shown(task, text, len(tokenizer.encode(text))), soft_wrap=True)
         most = spec.sampling.max_context - spec.sampling.max_tokens
-        rows = [(e.label, lengths(spec, e, tokenizer, arguments.sample)) for e in found]
+        rows = [(e.label, lengths(spec, e, tokenizer, arguments.sample)) for e in prompts]
         console.print(length_table(rows, max_context=spec.sampling.max_context, most=most))
-        warnings = [w for each in found for w in answer_warnings(spec, each, arguments.sample)]
+        warnings = [w for part in prompts for w in answer_warnings(spec, part, arguments.sample)]
         for warning in filter(None, (turn_end_warning(tokenizer), *warnings)):
             console.print(Text(warning, "red"), soft_wrap=True)
     return Exit.OK
@@ -87,20 +87,20 @@ def prompts_of(spec: JobSpec, cache: str) -> list[Prompts]:
     options = tasks.options if source is None else source.options
     kind = "options" if source is None else "source"
     data = replace(data, options_field=f"tasks.{kind}")
-    made = [Prompts("training", _source(name, options, data, tasks.seed), tasks.options)]
-    for label, each in spec.eval_sets.items():
-        changed = {**options, **(each.options if source is None else each.source)}
+    all_prompts = [Prompts("training", _source(name, options, data, tasks.seed), tasks.options)]
+    for label, evaluation in spec.eval_sets.items():
+        changed = {**options, **(evaluation.options if source is None else evaluation.source)}
         where = f"evals.{label}" if label else "eval"
         own = replace(data, options_field=f"{where}.{kind}")
-        found = _source(name, changed, own, each.seed)
-        made.append(Prompts(where, found, {**tasks.options, **each.options}))
-    return made
+        eval_source = _source(name, changed, own, evaluation.seed)
+        all_prompts.append(Prompts(where, eval_source, {**tasks.options, **evaluation.options}))
+    return all_prompts
 
 
 def _source(name: str, options: Mapping[str, Any], data: JobData, seed: int) -> TaskSource:
     make = registry.environment(name).load_tasks()
-    given = {takes: data} if (takes := takes_data(make)) else {}
-    return make(seed=seed, **given, **options)
+    arguments = {takes: data} if (takes := takes_data(make)) else {}
+    return make(seed=seed, **arguments, **options)
 
 
 def observed(spec: JobSpec, task: Task, options: Mapping[str, Any]) -> Observation:
@@ -136,32 +136,34 @@ def rendered(seen: Observation, tokenizer: Tokenizer) -> str:
     return seen.text
 
 
-def lengths(spec: JobSpec, each: Prompts, tokenizer: Tokenizer, sample: int) -> list[int]:
+def lengths(spec: JobSpec, prompts: Prompts, tokenizer: Tokenizer, sample: int) -> list[int]:
     """Tokens of the prompts of up to `sample` tasks, spread over all of them."""
-    positions = sampled(each, sample)
-    texts = (rendered(observed(spec, each.source[at], each.options), tokenizer) for at in positions)
+    positions = sampled(prompts, sample)
+    texts = (
+        rendered(observed(spec, prompts.source[at], prompts.options), tokenizer) for at in positions
+    )
     return sorted(len(tokenizer.encode(text)) for text in texts)
 
 
-def sampled(each: Prompts, sample: int) -> list[int]:
+def sampled(prompts: Prompts, sample: int) -> list[int]:
     """Positions of up to `sample` tasks, spread over all of them."""
-    size = len(each.source)
+    size = len(prompts.source)
     places = Permutation(size, "lengths")
     return [places(at) for at in range(min(sample, size))]
 
 
-def answer_warnings(spec: JobSpec, each: Prompts, sample: int) -> list[str]:
-    """What is wrong with the answers that rewards compare text with, of up to `sample` tasks."""
-    if not isinstance(each.source, DatasetTasks):
+def answer_warnings(spec: JobSpec, prompts: Prompts, sample: int) -> list[str]:
+    """Warnings about answers that rewards compare as text, for up to `sample` tasks."""
+    if not isinstance(prompts.source, DatasetTasks):
         return []
-    payloads = [json.loads(each.source[at].payload) for at in sampled(each, sample)]
+    payloads = [json.loads(prompts.source[at].payload) for at in sampled(prompts, sample)]
     warnings = list[str]()
     for part in spec.reward:
         if part.kind in _COMPARE_TEXT and not part.options.get("numeric"):
             field = str(part.options.get("answer_field", "answer"))
             answers = [payload.get(field) for payload in payloads]
             warnings += [
-                f"{each.label}: {field!r} of {told}" for told in _doubts(answers, part.kind)
+                f"{prompts.label}: {field!r} of {doubt}" for doubt in _doubts(answers, part.kind)
             ]
     return warnings
 
@@ -170,7 +172,7 @@ def _doubts(answers: Sequence[Any], kind: str) -> Iterator[str]:
     of_all = f"of {len(answers)} tasks is"
     if missing := sum(answer is None for answer in answers):
         yield f"{missing} {of_all} missing, so that the reward {kind!r} cannot judge their replies"
-    whole = [each for each in answers if isinstance(each, float) and each.is_integer()]
+    whole = [answer for answer in answers if isinstance(answer, float) and answer.is_integer()]
     if whole:
         yield (
             f"{len(whole)} {of_all} a decimal such as {whole[0]}, but the reward {kind!r} compares "
@@ -180,14 +182,14 @@ def _doubts(answers: Sequence[Any], kind: str) -> Iterator[str]:
         )
 
 
-def sizes(found: Sequence[Prompts]) -> FittingTable:
+def sizes(all_prompts: Sequence[Prompts]) -> FittingTable:
     """How many tasks each purpose has."""
     table = FittingTable("tasks", "in an epoch", "distinct rows")
-    for each in found:
-        distinct = len(each.source)
-        if isinstance(each.source, DatasetTasks):
-            distinct = sum(size for size, _ in each.source.counts())
-        table.add_row(each.label, f"{len(each.source):,}", f"{distinct:,}")
+    for prompts in all_prompts:
+        distinct = len(prompts.source)
+        if isinstance(prompts.source, DatasetTasks):
+            distinct = sum(size for size, _ in prompts.source.counts())
+        table.add_row(prompts.label, f"{len(prompts.source):,}", f"{distinct:,}")
     return table
 
 
@@ -205,12 +207,12 @@ def mixture(label: str, source: DatasetTasks) -> FittingTable:
 
 def shown(task: Task, text: str, num_tokens: int) -> Text:
     """A prompt, and the task that it is from."""
-    found = Text(f"\ntask {task.task_id[:8]}  {task.domain}  {num_tokens} tokens\n", "bold")
+    output = Text(f"\ntask {task.task_id[:8]}  {task.domain}  {num_tokens} tokens\n", "bold")
     cut = f"... ({len(text)} characters)" if len(text) > _MOST_CHARS else ""
-    found.append(text[:_MOST_CHARS])
-    found.append(cut, "dim")
-    found.append(f"\npayload {task.payload[:_MOST_CHARS]}", "dim")
-    return found
+    output.append(text[:_MOST_CHARS])
+    output.append(cut, "dim")
+    output.append(f"\npayload {task.payload[:_MOST_CHARS]}", "dim")
+    return output
 
 
 def length_table(rows: Sequence[tuple[str, list[int]]], *, max_context: int, most: int) -> Group:
@@ -221,9 +223,9 @@ def length_table(rows: Sequence[tuple[str, list[int]]], *, max_context: int, mos
     )
     for label, tokens in rows:
         cells = [str(tokens[min(len(tokens) - 1, len(tokens) * p // 100)]) for p in _PERCENTILES]
-        over = [sum(each > limit for each in tokens) for limit in (most, max_context)]
-        told = [Text(f"{n} ({n / len(tokens):.1%})", "red" if n else "") for n in over]
-        table.add_row(label, str(len(tokens)), *cells, *told)
+        over = [sum(count > limit for count in tokens) for limit in (most, max_context)]
+        counts = [Text(f"{n} ({n / len(tokens):.1%})", "red" if n else "") for n in over]
+        table.add_row(label, str(len(tokens)), *cells, *counts)
     caption = (
         f"{max_context}: max_context, no episode starts; {most}: less max_tokens, so that the "
         "reply may be cut off"

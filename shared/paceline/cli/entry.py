@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         if trusted := getattr(arguments, "trust", None):
-            arguments.allow += [each for folder in trusted for each in _trusted(folder)]
+            arguments.allow += [target for folder in trusted for target in _trusted(folder)]
         with importing():
             handler = getattr(importlib.import_module(f"paceline.cli.{module}"), name)
         return int(handler(arguments))
@@ -233,15 +233,15 @@ def _add_offline(commands: Any) -> None:
 
 
 def _command(commands: Any, name: str, handler: str, text: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(
+    parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
         description=text,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.set_defaults(handler=handler)
-    return made
+    parser.set_defaults(handler=handler)
+    return parser
 
 
 def _add_job_file(

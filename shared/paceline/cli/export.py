@@ -62,9 +62,11 @@ def checkpoints(arguments: Namespace) -> int:
     job, _ = job_and_rows(arguments, rows=False)
     metric = ((job.spec["trainer"].get("checkpoint") or {}).get("best") or {}).get("metric", "")
     table = FittingTable("step", metric or "value", "", Column("digest", 1))
-    for each in job.status.checkpoints:
-        value = "" if each.value is None else f"{each.value:.4f}"
-        table.add_row(str(each.step), value, "best" if each.best else "", each.digest[:12])
+    for checkpoint in job.status.checkpoints:
+        value = "" if checkpoint.value is None else f"{checkpoint.value:.4f}"
+        table.add_row(
+            str(checkpoint.step), value, "best" if checkpoint.best else "", checkpoint.digest[:12]
+        )
     SafeConsole().print(table if job.status.checkpoints else "no checkpoint yet")
     return Exit.OK
 
@@ -102,17 +104,17 @@ def _from_gateway(arguments: Namespace, wanted: bool) -> tuple[JobView, list[Row
             "--storage: is missing; with a gateway's URL, name where the checkpoints lie: "
             "`storage.url` of the installation, or the folder that its volume is mounted at"
         )
-    found: list[Row] = []
+    rows: list[Row] = []
     with reader_of(arguments) as client:
         job = client.get(arguments.job)
         after = 0
         while wanted:
             page = client.list_metrics(arguments.job, after=after, page_size=PAGE_SIZE)
-            found += [{"step": r.step, "kind": r.kind.value, **r.values} for r in page.rows]
+            rows += [{"step": r.step, "kind": r.kind.value, **r.values} for r in page.rows]
             if not page.next:
                 break
             after = page.next
-    return job, found
+    return job, rows
 
 
 def _json(request: dict[str, Any]) -> str:

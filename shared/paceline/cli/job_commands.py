@@ -35,11 +35,11 @@ def add_lifecycle(
     )
     delete.add_argument("jobs", metavar="ID", nargs="+")
     delete.add_argument("--force", action="store_true", help="cancel a job first if it is not over")
-    for each in (pause, resume):
-        each.add_argument("--reason", default="", help="recorded with the job")
-    for each, what in ((pause, "the job is paused"), (delete, "nothing is left")):
-        each.add_argument("--no-wait", action="store_true", help=f"do not wait until {what}")
-        each.add_argument(
+    for parser in (pause, resume):
+        parser.add_argument("--reason", default="", help="recorded with the job")
+    for parser, what in ((pause, "the job is paused"), (delete, "nothing is left")):
+        parser.add_argument("--no-wait", action="store_true", help=f"do not wait until {what}")
+        parser.add_argument(
             "--timeout", type=float, default=600.0, metavar="S", help="seconds (default: 600)"
         )
     fork = command(
@@ -101,9 +101,9 @@ def add_export(commands: Any, command: Command, add_gateway: AddGateway) -> None
         help="the model that the job began with (default: the job's model.path)",
     )
     add_models(export)
-    for each in (listing, export):
-        each.add_argument("job", metavar="ID")
-        add_gateway(each)
+    for parser in (listing, export):
+        parser.add_argument("job", metavar="ID")
+        add_gateway(parser)
 
 
 def add_models(command: argparse.ArgumentParser) -> None:

@@ -61,21 +61,21 @@ def merged(spec: dict[str, Any], changes: Any) -> dict[str, Any]:
     """A job file with changes, section by section; lists are replaced."""
     if not isinstance(changes, dict):
         raise InvalidError("-f: a mapping of fields is needed")
-    found = dict(spec)
+    result = dict(spec)
     for name, value in cast(dict[str, Any], changes).items():
-        before = found.get(name)
+        before = result.get(name)
         both = isinstance(before, dict) and isinstance(value, dict)
-        found[name] = merged(cast(dict[str, Any], before), value) if both else value
-    return found
+        result[name] = merged(cast(dict[str, Any], before), value) if both else value
+    return result
 
 
 def nested(field: str, value: Any) -> dict[str, Any]:
     """A dotted path as nested mappings."""
     *sections, last = field.split(".")
-    found: dict[str, Any] = {last: value}
+    result: dict[str, Any] = {last: value}
     for name in reversed(sections):
-        found = {name: found}
-    return found
+        result = {name: result}
+    return result
 
 
 def delete(arguments: Namespace) -> int:

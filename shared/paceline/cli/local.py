@@ -202,17 +202,17 @@ def _options(
         (WorldsFile, arguments.worlds),
         (EndpointsFile, arguments.endpoints),
     )
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for model, path in files:
         if path is not None:
-            found |= load(model, path).model_dump(mode="json")
+            options |= load(model, path).model_dump(mode="json")
     if endpoints is not None:
-        found["endpoints"] = {
-            name: each.model_dump(mode="json") for name, each in endpoints.items()
+        options["endpoints"] = {
+            name: endpoint.model_dump(mode="json") for name, endpoint in endpoints.items()
         }
     folders = EVERYWHERE if arguments.data_folders is None else arguments.data_folders
-    experience = {"data_folders": [_whole(each) for each in folders]} if folders else {}
-    return {WorkerKind.EXPERIENCE: experience, WorkerKind.CONTROLLER: found}
+    experience = {"data_folders": [_whole(folder) for folder in folders]} if folders else {}
+    return {WorkerKind.EXPERIENCE: experience, WorkerKind.CONTROLLER: options}
 
 
 def _whole(folder: str) -> str:
@@ -237,7 +237,7 @@ def _tracing(arguments: Namespace) -> TracingSettings | None:
 
 def _resumed(client: Client, spec: JobSpec) -> str:
     """The id of an unfinished job with the same spec, which is resumed; empty if there is none."""
-    for status in (each.status for each in all_jobs(client, LIVE)):
+    for status in (listed.status for listed in all_jobs(client, LIVE)):
         if status.name != spec.name or status.state is JobState.CANCELLING:
             continue
         try:
@@ -255,13 +255,13 @@ def _resumed(client: Client, spec: JobSpec) -> str:
 
 def difference(stored: JobSpec, spec: JobSpec) -> str:
     """Why a job is not resumed but another one is started."""
-    before, now = (flattened(each.model_dump(mode="json")) for each in (stored, spec))
+    before, now = (flattened(job.model_dump(mode="json")) for job in (stored, spec))
     fields = [name for name in before | now if before.get(name) != now.get(name)]
     more = f" and {len(fields) - _SHOWN} more fields" if len(fields) > _SHOWN else ""
     return f"another {', '.join(fields[:_SHOWN])}{more} makes this a new job"
 
 
-def _as_submitted(found: JobSpec, spec: JobSpec) -> JobSpec:
+def _as_submitted(stored: JobSpec, spec: JobSpec) -> JobSpec:
     """A job without the pins that the gateway has added to its model, unless `spec` has some."""
     pins = {name: "" for name in ("revision", "digest") if not getattr(spec.model, name)}
-    return found.model_copy(update={"model": found.model.model_copy(update=pins)})
+    return stored.model_copy(update={"model": stored.model.model_copy(update=pins)})

@@ -29,7 +29,7 @@ def plot(arguments: Namespace) -> int:
         groups = _groups(client, arguments.groups) if arguments.groups else {}
     if _LIST in arguments.metric:
         every = [*rows.values(), *(runs for group in groups.values() for runs in group)]
-        say("\n".join(sorted({name for found in every for name in metric_names(found)})))
+        say("\n".join(sorted({name for history in every for name in metric_names(history)})))
         return Exit.OK
     metrics = list(dict.fromkeys(arguments.metric)) or [REWARD]
     save(figure(rows, metrics, groups=groups, smooth=arguments.smooth), arguments.output)
@@ -43,15 +43,15 @@ def _groups(client: Client, patterns: Sequence[str]) -> dict[str, list[Sequence[
     Raises:
         NotFoundError: no job has such a name.
     """
-    listed = [each.status for each in reversed(all_jobs(client, []))]
-    found: dict[str, list[Sequence[MetricRow]]] = {}
+    listed = [job.status for job in reversed(all_jobs(client, []))]
+    by_group: dict[str, list[Sequence[MetricRow]]] = {}
     for pattern in dict.fromkeys(patterns):
         names = {job.name for job in listed if fnmatchcase(job.name, pattern)}
         if not names:
             known = ", ".join(sorted({job.name for job in listed})) or "none"
             raise NotFoundError(f"--group {pattern}: no job has this name; there are: {known}")
-        for name in sorted(names - found.keys()):
+        for name in sorted(names - by_group.keys()):
             members = [job.job_id for job in listed if job.name == name]
             histories = [client.history(job_id).rows for job_id in members]
-            found[name] = [rows for rows in histories if rows]  # others have not begun
-    return found
+            by_group[name] = [rows for rows in histories if rows]  # others have not begun
+    return by_group

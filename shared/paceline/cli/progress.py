@@ -129,11 +129,11 @@ class JobProgress:
 
     def table(self, title: str) -> Table:
         """All values, one row each."""
-        made = Table.grid(padding=(0, 2))
-        made.add_row("[bold]job[/]", title)
+        grid = Table.grid(padding=(0, 2))
+        grid.add_row("[bold]job[/]", title)
         for name, value in self._ordered():
-            made.add_row(f"[bold]{name}[/]", Text(value))  # reasons quote anything
-        return made
+            grid.add_row(f"[bold]{name}[/]", Text(value))  # reasons quote anything
+        return grid
 
     def _ordered(self) -> list[tuple[str, str]]:
         return [(name, visible(self.status[name])) for name in _ORDER if name in self.status]
@@ -169,15 +169,15 @@ class JobProgress:
             self.status["held-out reward"] = "; ".join(parts)
 
     def _note_scores(self, values: Mapping[str, Any]) -> None:
-        if counts({"values": values}) and (told := scores(values)):
-            self.status["held-out scores"] = told
+        if counts({"values": values}) and (text := scores(values)):
+            self.status["held-out scores"] = text
 
     def _note_other(self, step: int, values: Mapping[str, Any]) -> None:
         """An evaluation besides the main one."""
         reward = values.get("reward")
         if counts({"values": values}) and isinstance(reward, (int, float)):
-            told = ", ".join(filter(None, (f"{reward:.3f}", scores(values))))
-            self.others[values["set"]] = f"{values['set']} {told} (step {step})"
+            text = ", ".join(filter(None, (f"{reward:.3f}", scores(values))))
+            self.others[values["set"]] = f"{values['set']} {text} (step {step})"
             self.status["other evals"] = "; ".join(self.others.values())
 
     def _note_failures(self, live: LedgerProgress, now_s: float) -> None:
@@ -206,8 +206,8 @@ class JobProgress:
 
 def scores(values: Mapping[str, Any]) -> str:
     """pass@k and maj@k of an eval, by k; empty if it has none."""
-    found = sorted((int(name.partition("@")[2]), name) for name in values if "@" in name)
-    return ", ".join(f"{name} {values[name]:.3f}" for _, name in found)
+    metrics = sorted((int(name.partition("@")[2]), name) for name in values if "@" in name)
+    return ", ".join(f"{name} {values[name]:.3f}" for _, name in metrics)
 
 
 def partial_eval(last: Mapping[str, Any]) -> str:
@@ -233,13 +233,13 @@ def tracked(tracker: TrackerStatus) -> str:
 
 def waiting(trainer_share: float, headroom_groups: int) -> str:
     """Which side waits; `trainer_share` is the share of time that the trainer had no batch."""
-    found: list[str] = []
+    sides: list[str] = []
     if trainer_share > 0.02:
-        found.append(f"trainer for episodes ({min(trainer_share, 1.0):.0%} of the time)")
+        sides.append(f"trainer for episodes ({min(trainer_share, 1.0):.0%} of the time)")
     # A trainer without a batch does not hold up rollout, whatever does.
     if headroom_groups <= 0 and trainer_share < 0.98:
-        found.append("rollout for trainer (it is as far ahead as max_staleness allows)")
-    return ", ".join(found) or "nobody"
+        sides.append("rollout for trainer (it is as far ahead as max_staleness allows)")
+    return ", ".join(sides) or "nobody"
 
 
 def follow(

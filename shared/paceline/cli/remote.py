@@ -39,10 +39,10 @@ def list_jobs(arguments: Namespace) -> int:
     """`paceline list`."""
     live = [state.value for state in JobState if not state.terminal]
     with reader_of(arguments) as client:
-        found = all_jobs(client, [] if arguments.all else live)
+        jobs = all_jobs(client, [] if arguments.all else live)
     console = SafeConsole()
-    console.print(job_table(found))
-    for status in (each.status for each in found):
+    console.print(job_table(jobs))
+    for status in (job.status for job in jobs):
         if status.reason:
             verb = "waits" if status.state in EXPLAINED else status.state
             line = f"{status.job_id} {verb}: {status.reason}"
@@ -55,7 +55,7 @@ def job_table(jobs: Iterable[ListedJob]) -> FittingTable:
     table = FittingTable(
         *("id", Column("name", 2), "state", "step", "eval reward", Column("age", 1))
     )
-    for status in (each.status for each in jobs):
+    for status in (job.status for job in jobs):
         reward = "" if status.eval_reward is None else f"{status.eval_reward:.3f}"
         table.add_row(
             *(status.job_id, status.name, status.state, str(status.step), reward),
@@ -98,29 +98,29 @@ def logs(arguments: Namespace) -> int:
         for path in sorted(folder.glob("*.log")):
             say(path.stem)
         return Exit.OK
-    found = [folder / f"{arguments.name}{end}" for end in (".log", ".out")]
-    found = [path for path in found if path.exists()]
-    if not found:
+    paths = [folder / f"{arguments.name}{end}" for end in (".log", ".out")]
+    paths = [path for path in paths if path.exists()]
+    if not paths:
         raise NotFoundError(f"no logs of {arguments.name!r} in {folder}")
     with ExitStack() as opened:
-        handles = [opened.enter_context(path.open(errors="replace")) for path in found]
+        handles = [opened.enter_context(path.open(errors="replace")) for path in paths]
         for handle in handles:
             _show_end(handle, lines=arguments.lines)
         if arguments.follow:
-            _follow_file(found[0], handles[0])
+            _follow_file(paths[0], handles[0])
     return Exit.OK
 
 
 def all_jobs(client: Client, states: list[str]) -> list[ListedJob]:
     """All jobs in these states, from all pages; newest first."""
-    found: list[ListedJob] = []
+    jobs: list[ListedJob] = []
     token = ""
     while True:
         page = client.list(state=states, page_token=token, page_size=1000)
-        found += page.jobs
+        jobs += page.jobs
         token = page.next_page_token
         if not token:
-            return found
+            return jobs
 
 
 def verdict(job: JobView) -> int:

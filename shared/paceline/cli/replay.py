@@ -37,7 +37,7 @@ class RequestLines:
 
     def renumbered(self, problem: str) -> str:
         """A problem with the line's number in the file instead of the request."""
-        return _LINE.sub(lambda found: f"line {self.numbers[int(found[1]) - 1]}", problem)
+        return _LINE.sub(lambda match: f"line {self.numbers[int(match[1]) - 1]}", problem)
 
 
 def add(arguments: Namespace) -> int:
@@ -50,10 +50,10 @@ def add(arguments: Namespace) -> int:
         for request in requests_of(path):
             num_refused += len(request.problems)
             if request.lines:
-                found = _sent(client, arguments.job, request)
-                num_stored += found.num_stored
-                num_refused += found.num_refused
-                request.problems += map(request.renumbered, found.problems)
+                stored = _sent(client, arguments.job, request)
+                num_stored += stored.num_stored
+                num_refused += stored.num_refused
+                request.problems += map(request.renumbered, stored.problems)
             for problem in request.problems:
                 say(f"{path}: {problem}", error=True)
     say(f"{num_stored} stored, {num_refused} refused")

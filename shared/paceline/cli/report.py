@@ -40,11 +40,11 @@ def counts(row: Row) -> bool:
 
 def by_eval(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Rows of evals by the name of the evaluation; empty: that of `eval`."""
-    found: dict[str, list[Row]] = {}
+    by_set: dict[str, list[Row]] = {}
     for row in rows:
         if row.get("kind") == "eval":
-            found.setdefault(row.get("values", row).get("set", ""), []).append(row)
-    return found
+            by_set.setdefault(row.get("values", row).get("set", ""), []).append(row)
+    return by_set
 
 
 def smooth(values: list[float], *, width: int) -> list[float]:
@@ -65,9 +65,9 @@ def draw_rewards(rows: list[Row], path: Path, *, title: str = "") -> None:
     if steps:
         axes.plot(steps, rewards, color="#9ecae1", linewidth=0.8)
         axes.plot(steps, smooth(rewards, width=10), color="#3182bd", label="training (mean of 10)")
-    for name, found in sorted(by_eval(rows).items()):
+    for name, eval_rows in sorted(by_eval(rows).items()):
         label, color = (f"held out: {name}", None) if name else ("held out", "#e6550d")
-        steps, rewards = curve(filter(counts, found), kind="eval", name="reward")
+        steps, rewards = curve(filter(counts, eval_rows), kind="eval", name="reward")
         if steps:
             axes.plot(steps, rewards, "o-", color=color, markersize=4, label=label)
     partial = [row for row in rows if not counts(row)]

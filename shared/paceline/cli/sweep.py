@@ -61,7 +61,7 @@ class SweptSetting:
 
 @dataclass(frozen=True, slots=True)
 class SweptJob:
-    """What a job came to; a reward is None if nothing was measured."""
+    """The result of a job; a reward is None if nothing was measured."""
 
     job_id: str
     state: JobState
@@ -73,15 +73,15 @@ def sweep(arguments: Namespace) -> int:
     """`paceline sweep JOB.yaml --seeds 3 --set a=1,2`."""
     settings = list(planned(arguments))
     with _installation(arguments, settings) as (client, follow_one):
-        found = _run(client, settings, follow_one)
+        swept = _run(client, settings, follow_one)
     if arguments.json:
-        for setting, jobs in zip(settings, found, strict=True):
+        for setting, jobs in zip(settings, swept, strict=True):
             say(json.dumps(_as_json(setting, jobs)))
     else:
-        SafeConsole().print(comparison(settings, found))
-        names = " ".join(f"--group {each.name}" for each in settings)
+        SafeConsole().print(comparison(settings, swept))
+        names = " ".join(f"--group {one.name}" for one in settings)
         say(f"draw them: paceline plot {names}", error=True)
-    ended = [job.state for jobs in found for job in jobs]
+    ended = [job.state for jobs in swept for job in jobs]
     return Exit.OK if all(state is JobState.SUCCEEDED for state in ended) else Exit.JOB
 
 
@@ -100,11 +100,11 @@ def planned(arguments: Namespace) -> Iterator[SweptSetting]:
     varied = [number for number, values in enumerate(grid) if len(values) > 1]
     names: set[str] = set()
     for choice in choices:
-        fixed = [f"{each.field}={json.dumps(each.value)}" for each in choice]
+        fixed = [f"{value.field}={json.dumps(value.value)}" for value in choice]
         spec = read_job(arguments.job_file, fixed, arguments.data)
         shown = [choice[number] for number in varied]
-        label = ", ".join(f"{each.field}={each.text}" for each in shown)
-        short = "-".join(f"{each.field.rpartition('.')[2]}-{each.text}" for each in shown)
+        label = ", ".join(f"{value.field}={value.text}" for value in shown)
+        short = "-".join(f"{value.field.rpartition('.')[2]}-{value.text}" for value in shown)
         name = _name(spec.name, short, label, names)
         names.add(name)
         seeds = [spec.tasks.seed + number for number in range(arguments.seeds)]
@@ -115,14 +115,14 @@ def planned(arguments: Namespace) -> Iterator[SweptSetting]:
 
 
 def comparison(
-    settings: Sequence[SweptSetting], found: Sequence[Sequence[SweptJob]]
+    settings: Sequence[SweptSetting], swept: Sequence[Sequence[SweptJob]]
 ) -> FittingTable:
     """One row for each setting: mean and standard deviation over its seeds."""
     table = FittingTable(
         *("setting", "succeeded", "held-out reward"),
         *(Column(f"training reward (last {_LAST_STEPS} steps)", 1), Column("name", 2)),
     )
-    for setting, jobs in zip(settings, found, strict=True):
+    for setting, jobs in zip(settings, swept, strict=True):
         good = sum(job.state is JobState.SUCCEEDED for job in jobs)
         held_out, training = ([job.held_out for job in jobs], [job.training for job in jobs])
         cells = (f"{good} of {len(jobs)}", spread(held_out), spread(training), setting.name)
@@ -149,8 +149,8 @@ def _installation(
     named = named_run_dir(arguments)
     if named_url(arguments) or live_url(named or DEFAULT_RUN_DIR):
         with client_of(arguments) as client:
-            for each in settings:  # all at once: the server decides how many run together
-                for spec in each.specs:
+            for setting in settings:  # all at once: the server decides how many run together
+                for spec in setting.specs:
                     _submit(client, spec)
             yield client, partial(follow, quiet=arguments.quiet)
         return
@@ -170,8 +170,8 @@ def _run(
     client: Client, settings: Sequence[SweptSetting], follow_one: Follow
 ) -> list[list[SweptJob]]:
     """Each job followed to its end, in order."""
-    number, count = 0, sum(len(each.specs) for each in settings)
-    found: list[list[SweptJob]] = []
+    number, count = 0, sum(len(one.specs) for one in settings)
+    swept: list[list[SweptJob]] = []
     for setting in settings:
         jobs: list[SweptJob] = []
         for spec in setting.specs:
@@ -182,8 +182,8 @@ def _run(
             jobs.append(_result(job, client.history(job_id).rows))
             if (status := job.status).state is not JobState.SUCCEEDED:
                 say(f"{job_id} {status.state}: {status.reason}", error=True)
-        found.append(jobs)
-    return found
+        swept.append(jobs)
+    return swept
 
 
 def _submit(client: Client, spec: JobSpec) -> JobView:
@@ -195,7 +195,7 @@ def _submit(client: Client, spec: JobSpec) -> JobView:
 
 
 def _result(job: JobView, rows: Sequence[MetricRow]) -> SweptJob:
-    curves = [each for each in metric_curves(rows, REWARD) if not each.held_out]
+    curves = [curve for curve in metric_curves(rows, REWARD) if not curve.held_out]
     last = curves[0].values[-_LAST_STEPS:] if curves else ()
     status = job.status
     training = mean(last) if last else None
@@ -207,14 +207,14 @@ def _values(text: str) -> list[SweptValue]:
     field, equals, values = text.partition("=")
     if not equals or not field or not values:
         raise InvalidError(f"--set {text}: write FIELD=VALUE, or FIELD=VALUE,VALUE to compare")
-    texts = [each.strip() for each in values.split(",")]
+    texts = [item.strip() for item in values.split(",")]
     try:
-        found = cast("list[Any]", read_yaml(f"[{values}]", what=f"--set {field}"))
+        parsed = cast("list[Any]", read_yaml(f"[{values}]", what=f"--set {field}"))
     except InvalidError:
-        found = cast("list[Any]", texts)
-    if len(found) != len(texts):  # lists have commas of their own
-        texts = [json.dumps(value) for value in found]
-    return [SweptValue(field, *each) for each in zip(found, texts, strict=True)]
+        parsed = cast("list[Any]", texts)
+    if len(parsed) != len(texts):  # lists have commas of their own
+        texts = [json.dumps(value) for value in parsed]
+    return [SweptValue(field, *pair) for pair in zip(parsed, texts, strict=True)]
 
 
 def _with(spec: JobSpec, name: str, seed: int) -> JobSpec:

@@ -47,10 +47,10 @@ def trajectories(arguments: Namespace) -> int:
     with reader_of(arguments) as client:
         if arguments.follow:
             return _follow(client, arguments)
-        found = list(_found(client, arguments, limit=arguments.limit))
-        if arguments.episode and not found:
+        episodes = list(_found(client, arguments, limit=arguments.limit))
+        if arguments.episode and not episodes:
             raise NotFoundError(f"episode {arguments.episode!r} is not stored")
-        _show(client, arguments, found)
+        _show(client, arguments, episodes)
     return Exit.OK
 
 
@@ -64,10 +64,10 @@ def _found(client: Client, arguments: Namespace, *, limit: int) -> Iterator[List
         page = client.list_episodes(
             arguments.job, page_size=min(size, max(limit, 1)), page_token=token, **filters
         )
-        for each in page.episodes:
-            if index in (None, each.index) and limit > 0:
+        for episode in page.episodes:
+            if index in (None, episode.index) and limit > 0:
                 limit -= 1
-                yield each
+                yield episode
         token = page.next_page_token
         if not token:
             return
@@ -113,12 +113,12 @@ def _follow(client: Client, arguments: Namespace) -> int:
     while True:
         status = client.get(arguments.job).status
         if arguments.dropped:
-            found = _found(client, arguments, limit=sys.maxsize)
+            episodes = _found(client, arguments, limit=sys.maxsize)
             since = min(step, status.step)  # a trainer that starts again goes back
-            new = unseen_samples(found, seen, since=since, most=most, before=before)
+            new = unseen_samples(episodes, seen, since=since, most=most, before=before)
         else:
-            found = _found(client, arguments, limit=most)
-            new = list(takewhile(lambda each: _key(each) not in seen, found))
+            episodes = _found(client, arguments, limit=most)
+            new = list(takewhile(lambda episode: _key(episode) not in seen, episodes))
             seen.update(map(_key, new))
         if new:
             _show(client, arguments, list(reversed(new)), paged=False)
@@ -129,7 +129,7 @@ def _follow(client: Client, arguments: Namespace) -> int:
 
 
 def unseen_samples(
-    found: Iterable[ListedEpisode], seen: set[_Key], *, since: int, most: int, before: int
+    episodes: Iterable[ListedEpisode], seen: set[_Key], *, since: int, most: int, before: int
 ) -> list[ListedEpisode]:
     """The first `most` samples that are not in `seen`, which gets all that were looked at.
 
@@ -138,92 +138,92 @@ def unseen_samples(
     at only until there are `before`.
     """
     new: list[ListedEpisode] = []
-    for each in found:
-        if each.step < since and len(new) >= before:
+    for episode in episodes:
+        if episode.step < since and len(new) >= before:
             break
-        if _key(each) not in seen and len(new) < most:
-            new.append(each)
-        seen.add(_key(each))
+        if _key(episode) not in seen and len(new) < most:
+            new.append(episode)
+        seen.add(_key(episode))
     return new
 
 
 def _show(
-    client: Client, arguments: Namespace, found: Sequence[ListedEpisode], *, paged: bool = True
+    client: Client, arguments: Namespace, episodes: Sequence[ListedEpisode], *, paged: bool = True
 ) -> None:
     if arguments.json:
-        for each in found:  # ASCII: no byte of a model's text reaches the terminal as it is
-            say(json.dumps(as_json(each), allow_nan=True))
+        for episode in episodes:  # ASCII: no byte of a model's text reaches the terminal as it is
+            say(json.dumps(as_json(episode), allow_nan=True))
         return
     console = SafeConsole()
-    if not found:
+    if not episodes:
         console.print("no stored episode is as asked for", markup=False)
         return
     color: Colouring = arguments.color
     with pager(console) if paged and not arguments.no_pager else nullcontext():
         if not _in_full(arguments):
-            console.print(table_of(found))
+            console.print(table_of(episodes))
             return
         pieces = _pieces(client, client.get(arguments.job), arguments.model)
         console.print(legend(color))
-        for each in found:
-            console.print(episode_text(each, color=color, pieces=pieces), soft_wrap=True)
+        for episode in episodes:
+            console.print(episode_text(episode, color=color, pieces=pieces), soft_wrap=True)
 
 
-def as_json(each: ListedEpisode) -> dict[str, Any]:
+def as_json(episode: ListedEpisode) -> dict[str, Any]:
     """An episode; with its trajectory, also the text of its first transcript in two parts."""
-    found: dict[str, Any] = _JSON.dump_python(each, mode="json")
-    if (trajectory := each.trajectory) is not None:
-        found["prompt_text"] = trajectory.prompt_text
-        found["completion_text"] = trajectory.completion_text or trajectory.response_text
-    return found
+    fields: dict[str, Any] = _JSON.dump_python(episode, mode="json")
+    if (trajectory := episode.trajectory) is not None:
+        fields["prompt_text"] = trajectory.prompt_text
+        fields["completion_text"] = trajectory.completion_text or trajectory.response_text
+    return fields
 
 
-def table_of(found: Iterable[ListedEpisode]) -> FittingTable:
+def table_of(episodes: Iterable[ListedEpisode]) -> FittingTable:
     """One row per episode."""
     table = FittingTable(
         *("episode", "step", "reward", Column("parts", 6), "adv", Column("age", 4)),
         *(Column("tokens", 3), Column("turns", 5), Column("", 2)),
         Column("says", 1, is_long=True, is_cut=True),
     )
-    for each in found:
-        table.add_row(*_row(each))
+    for episode in episodes:
+        table.add_row(*_row(episode))
     return table
 
 
-def _row(each: ListedEpisode) -> tuple[str, ...]:
-    said = " ".join(visible(each.text).split())
+def _row(episode: ListedEpisode) -> tuple[str, ...]:
+    said = " ".join(visible(episode.text).split())
     return (
-        visible(f"{each.group_id}/{each.index}"),
-        str(each.step) if each.step >= 0 else "-",
-        f"{each.reward:.3f}",
-        _parts(each.parts),
-        "-" if each.advantage is None else f"{each.advantage:+.2f}",
-        "-" if each.age is None else str(each.age),
-        str(each.policy_tokens),
-        str(each.turns),
-        _state(each),
+        visible(f"{episode.group_id}/{episode.index}"),
+        str(episode.step) if episode.step >= 0 else "-",
+        f"{episode.reward:.3f}",
+        _parts(episode.parts),
+        "-" if episode.advantage is None else f"{episode.advantage:+.2f}",
+        "-" if episode.age is None else str(episode.age),
+        str(episode.policy_tokens),
+        str(episode.turns),
+        _state(episode),
         said if len(said) <= _TEXT else said[: _TEXT - 1] + "…",
     )
 
 
-def episode_text(each: ListedEpisode, *, color: Colouring, pieces: Pieces) -> Text:
+def episode_text(episode: ListedEpisode, *, color: Colouring, pieces: Pieces) -> Text:
     """An episode in full: what became of it, and its transcripts."""
-    text = Text(visible(f"\n{each.group_id}/{each.index}"), "bold")
-    text.append(f"  task {visible(each.task_id[:12])}  step {each.step}", "dim")
-    if each.age is not None:
-        text.append(f"  age {each.age}", "dim")
-    text.append(f"  {each.total_s:.2f} s", "dim")
-    if state := _state(each):
+    text = Text(visible(f"\n{episode.group_id}/{episode.index}"), "bold")
+    text.append(f"  task {visible(episode.task_id[:12])}  step {episode.step}", "dim")
+    if episode.age is not None:
+        text.append(f"  age {episode.age}", "dim")
+    text.append(f"  {episode.total_s:.2f} s", "dim")
+    if state := _state(episode):
         text.append(f"  {state}", "bold red")
-    text.append(f"\n  reward {each.reward:.3f}", "bold")
-    if each.advantage is not None:
-        text.append(f"  advantage {each.advantage:+.3f}")
-    if each.parts:
-        text.append(f"  ({_parts(each.parts)})")
-    if each.answer:
-        text.append(f"  answer {visible(each.answer)!r}")
-    if each.trajectory is not None:
-        _append_trajectory(text, each.trajectory, color=color, pieces=pieces)
+    text.append(f"\n  reward {episode.reward:.3f}", "bold")
+    if episode.advantage is not None:
+        text.append(f"  advantage {episode.advantage:+.3f}")
+    if episode.parts:
+        text.append(f"  ({_parts(episode.parts)})")
+    if episode.answer:
+        text.append(f"  answer {visible(episode.answer)!r}")
+    if episode.trajectory is not None:
+        _append_trajectory(text, episode.trajectory, color=color, pieces=pieces)
     return text
 
 
@@ -261,14 +261,14 @@ def tokenizer_files(client: Client, job: JobView) -> Mapping[str, bytes]:
 
 
 def _folder(folder: Path) -> Mapping[str, bytes]:
-    found = [folder / name for name in _FILES]
-    return {path.name: path.read_bytes() for path in found if path.is_file()}
+    paths = [folder / name for name in _FILES]
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
-def _state(each: ListedEpisode) -> str:
-    words = [f"dropped: {visible(each.dropped)}"] if each.dropped else []
-    words += ["cut off"] if each.truncated else []
-    words += [] if each.status == "ok" else [each.status.value.replace("_", " ")]
+def _state(episode: ListedEpisode) -> str:
+    words = [f"dropped: {visible(episode.dropped)}"] if episode.dropped else []
+    words += ["cut off"] if episode.truncated else []
+    words += [] if episode.status == "ok" else [episode.status.value.replace("_", " ")]
     return ", ".join(words)
 
 
@@ -276,5 +276,5 @@ def _parts(parts: Mapping[str, float]) -> str:
     return ", ".join(f"{visible(name)} {value:g}" for name, value in parts.items())
 
 
-def _key(each: ListedEpisode) -> _Key:
-    return each.group_id, each.index, each.attempt
+def _key(episode: ListedEpisode) -> _Key:
+    return episode.group_id, episode.index, episode.attempt

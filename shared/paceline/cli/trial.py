@@ -16,7 +16,7 @@ from paceline.cli.entry import Exit
 from paceline.cli.export import models_of
 from paceline.cli.local import running
 from paceline.cli.terminal.console import SafeConsole
-from paceline.cli.terminal.failures import failures, told, unfinished
+from paceline.cli.terminal.failures import failure_lines, failures, unfinished
 from paceline.cli.terminal.pager import pager
 from paceline.cli.terminal.printing import say
 from paceline.client.client import Client
@@ -64,23 +64,23 @@ def try_job(arguments: Namespace) -> int:
             job_id, model = job.status.job_id, parse_job(job.spec).model
             say(f"waiting for {wanted} episodes; logs are in {run_dir / 'logs'}", error=True)
             try:
-                found, is_late = _episodes(client, job_id, timeout_s=arguments.timeout)
+                episodes, is_late = _episodes(client, job_id, timeout_s=arguments.timeout)
                 why = list(_why(client, run_dir, job_id, is_late=is_late))
             finally:
                 with suppress(StateError):  # it is over
                     client.cancel(job_id, reason="tried")
         tokenizer = tokenizer_for(model, models_of(arguments), run_dir)
         with pager(console):
-            for number, each in enumerate(found, 1):
-                console.print(shown(each, tokenizer, number), soft_wrap=True)
+            for number, episode in enumerate(episodes, 1):
+                console.print(shown(episode, tokenizer, number), soft_wrap=True)
             for line in filter(None, (*why, turn_end_warning(tokenizer))):
                 console.print(Text(visible(line), "red"), soft_wrap=True)
-    good = [each for each in found if each.score.status is ScoreStatus.OK]
-    mean = sum(each.score.reward for each in good) / len(good) if good else 0.0
+    good = [episode for episode in episodes if episode.score.status is ScoreStatus.OK]
+    mean = sum(episode.score.reward for episode in good) / len(good) if good else 0.0
     late = f" within {arguments.timeout:g} s" if is_late else ""
     reward = f"; mean reward {mean:.3f}" if good else ""
-    console.print(f"{len(found)} of {wanted} episodes ended{late}{reward}")
-    return Exit.OK if len(found) == wanted else Exit.JOB
+    console.print(f"{len(episodes)} of {wanted} episodes ended{late}{reward}")
+    return Exit.OK if len(episodes) == wanted else Exit.JOB
 
 
 def trial_of(spec: JobSpec, episodes: int) -> JobSpec:
@@ -117,7 +117,7 @@ def shown(episode: Trajectory, tokenizer: Tokenizer, number: int) -> Text:
     parts = ", ".join(f"{name} {value:g}" for name, value in score.parts.items())
     detail = f"; {score.detail}" if score.detail else ""
     if variant := episode.provenance.prompt_variant:
-        replaced = any(each.original_prompt for each in episode.transcripts)
+        replaced = any(one.original_prompt for one in episode.transcripts)
         note = ", shown with the task's own prompt" if replaced else ""
         text.append(f"  variant {variant}{note}\n", "dim")
     text.append(f"  reward {score.reward:g}", "bold")
@@ -145,11 +145,11 @@ def _episodes(client: Client, job_id: str, *, timeout_s: float) -> tuple[list[Tr
 
 
 def _why(client: Client, run_dir: Path, job_id: str, *, is_late: bool) -> Iterator[str]:
-    """What failed episodes, and what a job that is late waited for."""
-    yield from told(failures(run_dir, job_id))
+    """Why episodes failed, and what a late job waited for."""
+    yield from failure_lines(failures(run_dir, job_id))
     if is_late:
         jobs = client.get_activity().jobs
-        waits_s = next((each.waits_s for each in jobs if each.status.job_id == job_id), {})
+        waits_s = next((job.waits_s for job in jobs if job.status.job_id == job_id), {})
         yield from unfinished(run_dir, job_id, client.get(job_id).status, waits_s)
 
 

@@ -36,8 +36,8 @@ class MetricCurve:
 
 def metric_names(rows: Sequence[MetricRow]) -> list[str]:
     """Metrics that any row has as a number, and `reward`."""
-    found = {name for row in rows for name, value in row.values.items() if _is_number(value)}
-    return sorted(found | {REWARD})
+    names = {name for row in rows for name, value in row.values.items() if _is_number(value)}
+    return sorted(names | {REWARD})
 
 
 def metric_curves(rows: Sequence[MetricRow], name: str) -> list[MetricCurve]:
@@ -50,15 +50,17 @@ def metric_curves(rows: Sequence[MetricRow], name: str) -> list[MetricCurve]:
     """
     wanted = "reward_mean" if name == REWARD else name
     trained = [row for row in rows if row.kind is Purpose.TRAIN]
-    found = [_curve(trained, wanted, "training" if name == REWARD else name)]
+    curves = [_curve(trained, wanted, "training" if name == REWARD else name)]
     for label, measured in _by_evaluation(rows).items():
-        told = f"held out{f': {label}' if label else ''}"
-        found.append(_curve(measured, name, told if name == REWARD else f"{name}, {told}", True))
-    found = [each for each in found if each.steps]
-    if not found and name != REWARD:
+        suffix = f"held out{f': {label}' if label else ''}"
+        curves.append(
+            _curve(measured, name, suffix if name == REWARD else f"{name}, {suffix}", True)
+        )
+    curves = [curve for curve in curves if curve.steps]
+    if not curves and name != REWARD:
         known = ", ".join(metric_names(rows))
         raise InvalidError(f"metric {name!r} is in no row; there are {known}")
-    return found
+    return curves
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +83,15 @@ def group_curves(runs: Sequence[Sequence[MetricRow]], name: str) -> list[GroupCu
     """
     by_label: dict[str, list[MetricCurve]] = {}
     for rows in runs:
-        for each in metric_curves(rows, name):
-            by_label.setdefault(each.label, []).append(each)
-    return [_group(found) for found in by_label.values() if len(found) == len(runs)]
+        for curve in metric_curves(rows, name):
+            by_label.setdefault(curve.label, []).append(curve)
+    return [_group(curves) for curves in by_label.values() if len(curves) == len(runs)]
 
 
 def _group(curves: Sequence[MetricCurve]) -> GroupCurve:
-    points = [dict(zip(each.steps, each.values, strict=True)) for each in curves]
-    steps = tuple(sorted(set.intersection(*(set(each) for each in points))))
-    columns = [[each[step] for each in points] for step in steps]
+    points = [dict(zip(curve.steps, curve.values, strict=True)) for curve in curves]
+    steps = tuple(sorted(set.intersection(*(set(point) for point in points))))
+    columns = [[point[step] for point in points] for step in steps]
     spreads = (stdev(values) if len(values) > 1 else 0.0 for values in columns)
     means = tuple(map(mean, columns))
     return GroupCurve(curves[0].label, steps, means, tuple(spreads), curves[0].held_out)
@@ -119,17 +121,17 @@ def figure(
         raise ConfigError(f"plots need matplotlib; {installing('plot')}") from None
     lines = -(-len(metrics) // _PER_LINE)
     columns = min(len(metrics), _PER_LINE)
-    made = Figure(figsize=(_WIDTH * columns, _HEIGHT * lines), layout="constrained")
-    FigureCanvasAgg(made)
-    panels: Any = made.subplots(lines, columns, squeeze=False)
+    drawing = Figure(figsize=(_WIDTH * columns, _HEIGHT * lines), layout="constrained")
+    FigureCanvasAgg(drawing)
+    panels: Any = drawing.subplots(lines, columns, squeeze=False)
     for place, name in enumerate(metrics):
         _draw(panels[place // columns][place % columns], jobs, groups or {}, name, smooth)
     for place in range(len(metrics), lines * columns):
         panels[place // columns][place % columns].axis("off")
-    return made
+    return drawing
 
 
-def save(made: Figure, path: Path) -> None:
+def save(drawing: Figure, path: Path) -> None:
     """Write a figure; its format is that of the name.
 
     Raises:
@@ -140,7 +142,7 @@ def save(made: Figure, path: Path) -> None:
     try:
         # A file that is the same for the same curves can be compared and cached.
         fixed = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-        made.savefig(path, dpi=120, metadata=fixed.get(path.suffix.lower()))
+        drawing.savefig(path, dpi=120, metadata=fixed.get(path.suffix.lower()))
     except OSError as error:
         raise InvalidError(f"{path}: {error.strerror}") from None
 
@@ -154,11 +156,11 @@ def _draw(
 ) -> None:
     is_alone = len(jobs) + len(groups) == 1
     for label, rows in jobs.items():
-        for each in metric_curves(rows, name):
-            told = each.label if is_alone else f"{label}: {each.label}"
-            style = "o-" if each.held_out else "-"
-            values = each.values if each.held_out else _smoothed(each.values, smooth)
-            axes.plot(each.steps, values, style, markersize=3, linewidth=1, label=_plain(told))
+        for curve in metric_curves(rows, name):
+            legend = curve.label if is_alone else f"{label}: {curve.label}"
+            style = "o-" if curve.held_out else "-"
+            values = curve.values if curve.held_out else _smoothed(curve.values, smooth)
+            axes.plot(curve.steps, values, style, markersize=3, linewidth=1, label=_plain(legend))
     for label, runs in groups.items():
         for band in group_curves(runs, name):
             _draw_band(axes, band, f"{label}: {band.label}, {len(runs)} runs", smooth)
@@ -169,13 +171,13 @@ def _draw(
         axes.legend(fontsize="small")
 
 
-def _draw_band(axes: Any, band: GroupCurve, told: str, smooth: int) -> None:
+def _draw_band(axes: Any, band: GroupCurve, legend: str, smooth: int) -> None:
     width = 1 if band.held_out else smooth
     means, spreads = _smoothed(band.means, width), _smoothed(band.spreads, width)
     style = "o-" if band.held_out else "-"
-    (line,) = axes.plot(band.steps, means, style, markersize=3, linewidth=1, label=_plain(told))
-    low = [middle - each for middle, each in zip(means, spreads, strict=True)]
-    high = [middle + each for middle, each in zip(means, spreads, strict=True)]
+    (line,) = axes.plot(band.steps, means, style, markersize=3, linewidth=1, label=_plain(legend))
+    low = [middle - spread for middle, spread in zip(means, spreads, strict=True)]
+    high = [middle + spread for middle, spread in zip(means, spreads, strict=True)]
     axes.fill_between(band.steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
 
 
@@ -196,11 +198,11 @@ def _curve(rows: Sequence[MetricRow], name: str, label: str, held_out: bool = Fa
 
 
 def _by_evaluation(rows: Sequence[MetricRow]) -> dict[str, list[MetricRow]]:
-    found: dict[str, list[MetricRow]] = {}
+    by_evaluation: dict[str, list[MetricRow]] = {}
     for row in rows:
         if row.kind is Purpose.EVAL and row.values.get("complete") is not False:
-            found.setdefault(str(row.values.get("set", "")), []).append(row)
-    return dict(sorted(found.items()))
+            by_evaluation.setdefault(str(row.values.get("set", "")), []).append(row)
+    return dict(sorted(by_evaluation.items()))
 
 
 def _is_number(value: Any) -> bool:

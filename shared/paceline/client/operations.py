@@ -28,7 +28,7 @@ from paceline.config.quota import Quota
 
 
 class Operations:
-    """What `Client` can ask for."""
+    """Calls of `Client`."""
 
     def send(self, request: RestCall[View]) -> View:
         """Send one call."""
@@ -236,7 +236,7 @@ class Operations:
 
 
 class AsyncOperations:
-    """What `AsyncClient` can ask for."""
+    """Calls of `AsyncClient`."""
 
     async def send(self, request: RestCall[View]) -> View:
         """Send one call."""

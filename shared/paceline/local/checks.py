@@ -32,14 +32,14 @@ _FORKS: Final = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is wrong with a job, and what could not be checked here and why."""
+    """Problems of a job, and the checks that could not run here, with reasons."""
 
     wrong: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
 
     @property
     def message(self) -> str:
-        """What is wrong, once."""
+        """All problems, each once."""
         return "; ".join(dict.fromkeys(self.wrong))
 
     def __add__(self, other: Findings) -> Findings:
@@ -56,25 +56,25 @@ def findings(
     modules: Sequence[str] = MODULES,
     timeout_s: float = TIMEOUT_S,
 ) -> Findings:
-    """What these modules find in a job whose files lie on this machine.
+    """The findings of these modules about a job whose files lie on this machine.
 
     `allowed`: functions of installed modules that it may name. What is not there after `timeout_s`
     counts as unchecked.
     """
     deadline = time.monotonic() + timeout_s
-    found = Findings()
+    combined = Findings()
     # Outlives children that are killed, so that nothing of theirs does.
     with tempfile.TemporaryDirectory(prefix="paceline-checks-", ignore_cleanup_errors=True) as own:
         Path(own).chmod(0o755)  # programs in the sandbox may have another user
-        for process, answers in [_started(each, spec, allowed, own) for each in modules]:
+        for process, answers in [_started(module, spec, allowed, own) for module in modules]:
             with answers:
                 if answers.poll(max(0.0, deadline - time.monotonic())):
-                    found += _read(answers, process)
+                    combined += _read(answers, process)
                 else:
-                    found += _late(f"did not end within {timeout_s:g} s")
+                    combined += _late(f"did not end within {timeout_s:g} s")
             process.kill()
             process.join()
-    return found
+    return combined
 
 
 def _started(
@@ -97,10 +97,10 @@ def _answer(
         os.dup2(nowhere, descriptor)
     try:
         check: Check = importlib.import_module(module).check
-        found = asyncio.run(_checked(check, spec, allowed))
+        result = asyncio.run(_checked(check, spec, allowed))
     except ModuleNotFoundError as error:
-        found = _late(f"need {error.name}; pip install 'paceline[local]'")
-    sink.send_bytes(json.dumps(asdict(found)).encode())
+        result = _late(f"need {error.name}; pip install 'paceline[local]'")
+    sink.send_bytes(json.dumps(asdict(result)).encode())
 
 
 async def _checked(check: Check, spec: JobSpec, allowed: AllowedTargets) -> Findings:
@@ -114,11 +114,11 @@ async def _checked(check: Check, spec: JobSpec, allowed: AllowedTargets) -> Find
 
 def _read(answers: Connection, process: BaseProcess) -> Findings:
     try:
-        found = json.loads(answers.recv_bytes())
+        fields = json.loads(answers.recv_bytes())
     except EOFError:
         process.join()
         return _late(f"have ended with {process.exitcode}")
-    return Findings(**{name: tuple(lines) for name, lines in found.items()})
+    return Findings(**{name: tuple(lines) for name, lines in fields.items()})
 
 
 def _late(why: str) -> Findings:

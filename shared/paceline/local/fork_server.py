@@ -83,9 +83,9 @@ class ForkServer:
         process = launch_shared(
             modules, path=path, output=output, environment=environment, owner=owner
         )
-        made = cls.connect(path)
-        made._process = process
-        return made
+        server = cls.connect(path)
+        server._process = process
+        return server
 
     @classmethod
     def connect(cls, path: str) -> ForkServer:

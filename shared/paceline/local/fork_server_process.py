@@ -143,8 +143,8 @@ class _Forks:
             os.dup2(output, 1)
             os.dup2(output, 2)
             # Closed by number, as all that a new process would not have.
-            for each in (*self._connections.values(), *filter(None, (self._listener,))):
-                each.detach()
+            for handle in (*self._connections.values(), *filter(None, (self._listener,))):
+                handle.detach()
             return request
         os.close(output)
         os.close(prepared)

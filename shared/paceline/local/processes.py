@@ -219,9 +219,9 @@ class Processes:
         """The end of a process's output and log, its error first."""
         out = self._logs / f"{name}.out"
         paths = [out, self._logs / f"{name}.log", *self._logs.glob(f"{name}-rank*.log")]
-        found = [path for path in paths if path.exists() and path.stat().st_size]
-        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-        texts = {path: tail(path, num_bytes=32_768) for path in found}
+        outputs = [path for path in paths if path.exists() and path.stat().st_size]
+        outputs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        texts = {path: tail(path, num_bytes=32_768) for path in outputs}
         heads = [self._end_of(name, texts.get(out, ""))]
         rows = [without_launcher(text) for text in texts.values()]
         heads += [marked(error) for text in rows if (error := last_error(text))][:1]
@@ -356,15 +356,15 @@ def _family(record: Record | None, marks: set[str]) -> list[psutil.Process]:
     known = record is not None and record.pid > 0
     if record and known and (not psutil.pid_exists(record.pid) or _same_or_zombie(record)):
         group = record.pid
-    found: dict[int, psutil.Process] = {}
+    family: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             belongs = os.getpgid(process.pid) == group or _carries(process, marks)
             if belongs and process.status() != psutil.STATUS_ZOMBIE:
                 below = process.children(recursive=True)
-                found.update({p.pid: p for p in [process, *below]})
-    found.pop(os.getpid(), None)
-    return list(found.values())
+                family.update({p.pid: p for p in [process, *below]})
+    family.pop(os.getpid(), None)
+    return list(family.values())
 
 
 def _carries(process: psutil.Process, marks: set[str]) -> bool:

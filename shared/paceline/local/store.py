@@ -126,10 +126,10 @@ def server_binary() -> Path:
     carried: list[Path] = []
     if spec is not None and spec.origin is not None:
         carried = list((Path(spec.origin).parent / "_binaries").glob("*/valkey-server"))
-    found = [str(carried[0])] if carried else []
-    found += filter(None, (shutil.which("valkey-server"), shutil.which("redis-server")))
-    if not found:
+    binaries = [str(carried[0])] if carried else []
+    binaries += filter(None, (shutil.which("valkey-server"), shutil.which("redis-server")))
+    if not binaries:
         raise StoreError(
             "no embedded store on this machine; install paceline[local] or give --store URL"
         )
-    return Path(found[0])
+    return Path(binaries[0])

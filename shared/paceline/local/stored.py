@@ -54,9 +54,9 @@ def served(run_dir: Path) -> Generator[Local]:
 
 
 def _settings_of(run_dir: Path) -> tuple[LimitSettings | None, PluginSettings | None]:
-    """What its jobs were accepted under; none where an older release has written it otherwise."""
+    """The settings under which its jobs were accepted; None if an older release wrote them."""
     path = run_dir / "settings" / f"{WorkerKind.EXPERIENCE}.yaml"
     with contextlib.suppress(ConfigError):
-        found = load(ServiceSettings, path)
-        return found.limits, found.plugins
+        settings = load(ServiceSettings, path)
+        return settings.limits, settings.plugins
     return None, None

@@ -38,17 +38,19 @@ def trust(folder: Path) -> list[str]:
     root = folder.resolve()
     if not root.is_dir() or os.pathsep in str(root):
         raise ConfigError(f"--trust {folder}: is not a folder, or has {os.pathsep!r} in its path")
-    found = root / _SOURCES if (root / _SOURCES).is_dir() else root
-    modules = dict(_modules(found))
+    sources = root / _SOURCES if (root / _SOURCES).is_dir() else root
+    modules = dict(_modules(sources))
     if not modules:
-        raise ConfigError(f"--trust {folder}: there are no Python files in {found}")
+        raise ConfigError(f"--trust {folder}: there are no Python files in {sources}")
     for name in sorted({module.partition(".")[0] for module in modules}):
         if name in sys.stdlib_module_names or find_spec(name) is not None:
             raise ConfigError(
                 f"--trust {folder}: {name!r} is a module that is installed or of Python; rename it"
             )
-    targets = [f"{name}:{each}" for name, path in modules.items() for each in _functions(path)]
-    _import_from(str(found))
+    targets = [
+        f"{name}:{function}" for name, path in modules.items() for function in _functions(path)
+    ]
+    _import_from(str(sources))
     if (root / _PROJECT).is_file():
         _import_from(str(_described(root / _PROJECT)))
     return targets
@@ -67,7 +69,7 @@ def _modules(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
         packages = (folder.joinpath(*parts[:depth]) for depth in range(1, len(parts)))
-        inside = all((each / "__init__.py").is_file() for each in packages)
+        inside = all((package / "__init__.py").is_file() for package in packages)
         if inside and all(part.isidentifier() for part in parts):
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
@@ -78,9 +80,9 @@ def _functions(path: Path) -> Iterator[str]:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", 0)
         raise ConfigError(f"--trust: {path}:{line}: {error.args[0]}") from None
-    for each in tree.body:
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield each.name
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
 
 
 def _described(project: Path) -> Path:

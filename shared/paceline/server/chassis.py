@@ -282,7 +282,9 @@ def _on_signals(chassis: Chassis) -> None:
 @asynccontextmanager
 async def _background(**watches: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
     """Run these tasks until the block ends; a failure is logged and does not affect the others."""
-    tasks = [asyncio.create_task(_logged(name, each), name=name) for name, each in watches.items()]
+    tasks = [
+        asyncio.create_task(_logged(name, watch), name=name) for name, watch in watches.items()
+    ]
     try:
         yield
     finally:

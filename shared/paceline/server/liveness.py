@@ -145,15 +145,15 @@ class ProcessProgress:
         """The state for `/statusz`: durations in seconds, `null` before the first result."""
         now, base_s = self.clock(), self.settings.silent_s
         work = {
-            each.name: {
-                "pending": each.pending,
-                "silent_s": round(each.silent_s, 1),
-                "limit_s": each.limit_s(base_s),
+            item.name: {
+                "pending": item.pending,
+                "silent_s": round(item.silent_s, 1),
+                "limit_s": item.limit_s(base_s),
                 "last_s": None
-                if each.progress_at_s is None
-                else round(now - each.progress_at_s, 1),
+                if item.progress_at_s is None
+                else round(now - item.progress_at_s, 1),
             }
-            for each in list(self._work.values())
+            for item in list(self._work.values())
         }
         return {**self._extra_status, "work": work}
 

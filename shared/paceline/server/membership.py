@@ -118,11 +118,11 @@ class Membership:
             worker_id=worker.worker_id,
             active_version=worker.active_version,
             load=worker.load,
-            held_versions=[each.version for each in transfers],
-            transfers=[wire.to_proto(each, pb.TransferProgress) for each in transfers],
+            held_versions=[transfer.version for transfer in transfers],
+            transfers=[wire.to_proto(transfer, pb.TransferProgress) for transfer in transfers],
             kept_jobs=self._kept() if names_kept else (),
             usage=self._usage(),
-            phases=[wire.to_proto(each, types_pb2.WorkerPhase) for each in worker.phases],
+            phases=[wire.to_proto(phase, types_pb2.WorkerPhase) for phase in worker.phases],
             refusal=None if refusal is None else wire.to_proto(refusal, pb.WeightRefusal),
         )
         reply = await call(self._roster.Heartbeat, request, timeout_s=5.0)

@@ -24,15 +24,15 @@ def create(arguments: Namespace) -> int:
     if days is not None and days <= 0:
         raise ConfigError(f"--days: {days:g} is not allowed; must be a positive number")
     with client_of(arguments) as client:
-        made = client.create_token(
+        issued = client.create_token(
             arguments.name,
             role=arguments.role,
             tenant=arguments.tenant,
             expires_in_s=None if days is None else days * DAY_S,
             no_code=arguments.no_code or None,
         )
-    token = made.token
-    say(made.secret)
+    token = issued.token
+    say(issued.secret)
     say(
         f"{token.token_id}: {token.role} of {_tenant(token.tenant)}; "
         "save it now, it is not shown again",
@@ -44,8 +44,8 @@ def create(arguments: Namespace) -> int:
 def list_tokens(arguments: Namespace) -> int:
     """`paceline tokens list`."""
     with reader_of(arguments) as client:
-        found = client.list_tokens(tenant=arguments.tenant).tokens
-    SafeConsole().print(token_table(found))
+        tokens = client.list_tokens(tenant=arguments.tenant).tokens
+    SafeConsole().print(token_table(tokens))
     return Exit.OK
 
 
@@ -71,12 +71,12 @@ def revoke(arguments: Namespace) -> int:
 def audit_log(arguments: Namespace) -> int:
     """`paceline audit-log`: the newest entries in chronological order, as in a log."""
     with reader_of(arguments) as client:
-        found = _newest(client, arguments.lines, arguments.tenant, arguments.action)
+        entries = _newest(client, arguments.lines, arguments.tenant, arguments.action)
     if arguments.json:
-        for entry in reversed(found):
+        for entry in reversed(entries):
             say(entry.model_dump_json())
         return Exit.OK
-    SafeConsole().print(audit_table(reversed(found)))
+    SafeConsole().print(audit_table(reversed(entries)))
     return Exit.OK
 
 
@@ -92,16 +92,16 @@ def audit_table(entries: Iterable[AuditEntryView]) -> FittingTable:
 
 
 def _newest(client: Client, number: int, tenant: str, action: str) -> list[AuditEntryView]:
-    found: list[AuditEntryView] = []
+    entries: list[AuditEntryView] = []
     before = ""
-    while len(found) < number:
-        size = min(_PAGE, number - len(found))
+    while len(entries) < number:
+        size = min(_PAGE, number - len(entries))
         page = client.list_audit(before=before, page_size=size, tenant=tenant, action=action)
-        found += page.entries
+        entries += page.entries
         before = page.next
         if not before:
             break
-    return found
+    return entries
 
 
 def _row(token: TokenView) -> tuple[str, ...]:

@@ -47,10 +47,10 @@ def _access(commands: Any, command: Command, add_gateway: AddGateway) -> None:
         "--action", default="", help="e.g. job.submit, or job. for all actions on jobs"
     )
     audit.add_argument("--json", action="store_true", help="print one JSON object per line")
-    for each in (listing, audit):
-        each.add_argument("--tenant", default="", help="only this tenant")
-    for each in (create, listing, revoke, audit):
-        add_gateway(each)
+    for parser in (listing, audit):
+        parser.add_argument("--tenant", default="", help="only this tenant")
+    for parser in (create, listing, revoke, audit):
+        add_gateway(parser)
 
 
 def _tenants(commands: Any, command: Command, add_gateway: AddGateway) -> None:
@@ -90,7 +90,7 @@ def _tenants(commands: Any, command: Command, add_gateway: AddGateway) -> None:
         "administration.tenants:reset",
         "reset the quota to the installation's default",
     )
-    for each in (change, reset):
-        each.add_argument("tenant", metavar="NAME")
-    for each in (listing, change, reset):
-        add_gateway(each)
+    for parser in (change, reset):
+        parser.add_argument("tenant", metavar="NAME")
+    for parser in (listing, change, reset):
+        add_gateway(parser)

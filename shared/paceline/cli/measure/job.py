@@ -34,7 +34,7 @@ _DROPPED: Fields = {
 
 
 class EvalTarget(NamedTuple):
-    """What is measured: a model, or the checkpoint of a job."""
+    """A target of a measurement: a model, or the checkpoint of a job."""
 
     model: str = ""
     job: str = ""
@@ -43,9 +43,9 @@ class EvalTarget(NamedTuple):
 
 def target_of(text: str) -> EvalTarget:
     """A folder is a model, and so is all that does not look like the id of a job."""
-    found = None if is_folder(Path(text)) else _JOB.fullmatch(text)
-    if found is not None:
-        return EvalTarget(job=found["job"], step=found["step"] or "latest")
+    match = None if is_folder(Path(text)) else _JOB.fullmatch(text)
+    if match is not None:
+        return EvalTarget(job=match["job"], step=match["step"] or "latest")
     return EvalTarget(model=text)
 
 
@@ -56,8 +56,8 @@ def of_model(arguments: Namespace, model: str) -> JobSpec:
         InvalidError: neither a file nor an environment is given.
     """
     if arguments.file is not None:
-        later = [each for each in arguments.overrides if each.startswith(_OF_ENDPOINT)]
-        first = [each for each in arguments.overrides if each not in later]
+        later = [override for override in arguments.overrides if override.startswith(_OF_ENDPOINT)]
+        first = [override for override in arguments.overrides if override not in later]
         base = read_job(arguments.file, first, arguments.data)
         fields: Fields = base.model_dump(mode="json", by_alias=True)
         fields["model"] = _model(arguments, model, fields["model"])
@@ -103,48 +103,54 @@ def of_job(arguments: Namespace, target: EvalTarget, parent: Mapping[str, Any]) 
 
 def _measured(fields: Fields, arguments: Namespace) -> Fields:
     """The fields of a job of kind `eval`, with the sets that the options ask for."""
-    found: Fields = {**fields, **_DROPPED, "kind": "eval"}
-    if "trainer" in found:  # the best checkpoint may be that of a set that is not measured here
-        found = merged(found, {"trainer": {"checkpoint": {"best": None}}})
+    measured: Fields = {**fields, **_DROPPED, "kind": "eval"}
+    if "trainer" in measured:  # the best checkpoint may be that of a set that is not measured here
+        measured = merged(measured, {"trainer": {"checkpoint": {"best": None}}})
     if arguments.env:
-        found["tasks"] = {"environment": arguments.env}
+        measured["tasks"] = {"environment": arguments.env}
     if arguments.reward:
-        found["reward"] = [{"kind": kind} for kind in arguments.reward]
+        measured["reward"] = [{"kind": kind} for kind in arguments.reward]
     if arguments.data is not None:
-        found["data"] = {"path": str(arguments.data.resolve())}
+        measured["data"] = {"path": str(arguments.data.resolve())}
     options = dict(override(text, option="--option") for text in arguments.options)
     own = bool(arguments.env or options or arguments.collects)
-    temperature = float((found.get("sampling") or {}).get("temperature", 1.0))
+    temperature = float((measured.get("sampling") or {}).get("temperature", 1.0))
     if own:
-        given: Fields = {"options": options}
+        evaluation: Fields = {"options": options}
         if arguments.collects:
-            seed = (found.get("tasks") or {}).get("seed", 0)
-            given |= {"temperature": temperature, "seed": seed}
-        return found | {"eval": _set(given, arguments, temperature), "evals": {}}
-    sets: Fields = found.get("evals") or {}
-    one = found.get("eval")
+            seed = (measured.get("tasks") or {}).get("seed", 0)
+            evaluation |= {"temperature": temperature, "seed": seed}
+        return measured | {"eval": _set(evaluation, arguments, temperature), "evals": {}}
+    sets: Fields = measured.get("evals") or {}
+    one = measured.get("eval")
     if one is None and not sets:
         raise InvalidError("--option: is missing; the job has no evaluation of its own")
-    return found | {
+    return measured | {
         "eval": None if one is None else _set(one, arguments, temperature),
-        "evals": {name: _set(each, arguments, temperature) for name, each in sets.items()},
+        "evals": {
+            name: _set(one_of_several, arguments, temperature)
+            for name, one_of_several in sets.items()
+        },
     }
 
 
 def _set(base: Mapping[str, Any], arguments: Namespace, temperature: float) -> Fields:
     """One set: what is given on the command line, else what the job says, else defaults."""
     names = ("tasks", "samples", "temperature", "seed", "pass_reward", "pass_at", "majority_at")
-    given = {name: getattr(arguments, name, None) for name in names}
-    found: Fields = {**base, **{name: each for name, each in given.items() if each is not None}}
-    found["timeout_s"] = arguments.timeout or _TIMEOUT_S
-    samples = int(found.get("samples", 1))
-    if samples > 1 and not found.get("temperature"):
-        found["temperature"] = temperature
-    if not found.get("pass_at"):
-        found["pass_at"] = sorted({1, samples})
-    if not found.get("majority_at") and samples > 1:
-        found["majority_at"] = [samples]
-    return found
+    overrides = {name: getattr(arguments, name, None) for name in names}
+    fields: Fields = {
+        **base,
+        **{name: value for name, value in overrides.items() if value is not None},
+    }
+    fields["timeout_s"] = arguments.timeout or _TIMEOUT_S
+    samples = int(fields.get("samples", 1))
+    if samples > 1 and not fields.get("temperature"):
+        fields["temperature"] = temperature
+    if not fields.get("pass_at"):
+        fields["pass_at"] = sorted({1, samples})
+    if not fields.get("majority_at") and samples > 1:
+        fields["majority_at"] = [samples]
+    return fields
 
 
 def _overridden(fields: Fields, overrides: Sequence[str]) -> Fields:

@@ -18,9 +18,9 @@ def add(commands: Any, command: Command, shared: Add) -> None:
     evaluate = command(commands, "eval", "measure.run:evaluate", text)
     text = "sample answers of a model, or of a checkpoint, into a file; trains nothing"
     generate = command(commands, "generate", "measure.run:generate", text)
-    for each in (evaluate, generate):
-        _add_what(each)
-        shared(each)
+    for parser in (evaluate, generate):
+        _add_what(parser)
+        shared(parser)
     evaluate.add_argument(
         "--pass-at", type=_counts, metavar="K,…", help="report pass@k (default: 1 and --samples)"
     )
@@ -33,28 +33,28 @@ def add(commands: Any, command: Command, shared: Add) -> None:
     )
 
 
-def _add_what(made: argparse.ArgumentParser) -> None:
-    made.add_argument(
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "target",
         metavar="MODEL|JOB[@STEP]",
         help="a folder, a model of the hub, or the checkpoint of a job: JOB, JOB@120, JOB@best; "
         "with --endpoint the name of the model there",
     )
-    made.add_argument(
+    parser.add_argument(
         "--endpoint",
         default="",
         metavar="URL|NAME",
         help="OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1, or one of "
         "the installation's `endpoints`",
     )
-    made.add_argument(
+    parser.add_argument(
         "--key-env", default="", metavar="VARIABLE", help="where the API key of that URL is"
     )
-    made.add_argument(
+    parser.add_argument(
         "-f", "--file", type=Path, metavar="YAML", help="job file with environment and reward"
     )
-    made.add_argument("--env", default="", metavar="NAME", help="environment, instead of a file")
-    made.add_argument(
+    parser.add_argument("--env", default="", metavar="NAME", help="environment, instead of a file")
+    parser.add_argument(
         "--option",
         dest="options",
         action="append",
@@ -62,24 +62,24 @@ def _add_what(made: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="option of the environment, e.g. split=heldout; repeatable",
     )
-    made.add_argument(
+    parser.add_argument(
         "--reward",
         action="append",
         default=[],
         metavar="KIND",
         help="part of the reward (default: that of the job, else the environment's); repeatable",
     )
-    made.add_argument("--tasks", type=int, metavar="N", help="tasks (default: 100)")
-    made.add_argument("--samples", type=int, metavar="K", help="episodes of a task (default: 1)")
-    made.add_argument("--temperature", type=float, metavar="T")
-    made.add_argument("--seed", type=int, metavar="N", help="order of tasks, and sampling")
-    made.add_argument(
+    parser.add_argument("--tasks", type=int, metavar="N", help="tasks (default: 100)")
+    parser.add_argument("--samples", type=int, metavar="K", help="episodes of a task (default: 1)")
+    parser.add_argument("--temperature", type=float, metavar="T")
+    parser.add_argument("--seed", type=int, metavar="N", help="order of tasks, and sampling")
+    parser.add_argument(
         "--pass-reward", type=float, metavar="R", help="a sample is right from it on (default: 1)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--timeout", type=float, metavar="S", help="leave out tasks that take longer in all"
     )
-    made.add_argument(
+    parser.add_argument(
         "--set",
         dest="overrides",
         action="append",
@@ -87,14 +87,14 @@ def _add_what(made: argparse.ArgumentParser) -> None:
         metavar="FIELD=VALUE",
         help="override a field of the job file, e.g. sampling.max_tokens=512; repeatable",
     )
-    made.add_argument(
+    parser.add_argument(
         "--data", type=Path, metavar="PATH", help="rows to send with the job (docs/data.md)"
     )
-    made.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def _counts(text: str) -> list[int]:
     try:
-        return [int(each) for each in text.split(",")]
+        return [int(count) for count in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}; write numbers such as 1,8") from None

@@ -23,15 +23,15 @@ Servers = dict[str, EndpointSettings]
 
 def name_of(arguments: Namespace) -> str:
     """The name of the endpoint that answers: as it is given, or the host of its URL."""
-    given: str = arguments.endpoint
-    name = urlsplit(given).hostname or _OTHERWISE if _is_url(given) else given
+    endpoint: str = arguments.endpoint
+    name = urlsplit(endpoint).hostname or _OTHERWISE if _is_url(endpoint) else endpoint
     try:
         return _NAME.validate_python(name)
     except ValidationError:
-        if _is_url(given):
+        if _is_url(endpoint):
             return _OTHERWISE
         raise InvalidError(
-            f"--endpoint: {given!r} is neither a URL, such as http://127.0.0.1:8000/v1, nor the "
+            f"--endpoint: {endpoint!r} is neither a URL, such as http://127.0.0.1:8000/v1, nor the "
             "name of one of `endpoints`"
         ) from None
 
@@ -52,13 +52,13 @@ def servers_of(arguments: Namespace) -> Servers:
         ConfigError: the address is none, its name is taken, or the key is not there.
     """
     file: Path | None = arguments.endpoints
-    found = dict(load(EndpointsFile, file).endpoints) if file is not None else {}
+    servers = dict(load(EndpointsFile, file).endpoints) if file is not None else {}
     if not _is_url(arguments.endpoint):
         if arguments.key_env:
             raise ConfigError("--key-env: is of an --endpoint with a URL")
-        return found
+        return servers
     name = name_of(arguments)
-    if name in found:
+    if name in servers:
         raise ConfigError(f"--endpoint: {file} has an endpoint {name!r} too; give its name instead")
     if arguments.key_env and not os.environ.get(arguments.key_env):
         raise ConfigError(f"--key-env: {arguments.key_env} is not set")
@@ -68,7 +68,7 @@ def servers_of(arguments: Namespace) -> Servers:
         "concurrency": 1024,  # the job has a limit of its own
     }
     try:
-        return found | {name: validate(EndpointSettings, fields)}
+        return servers | {name: validate(EndpointSettings, fields)}
     except ConfigError as error:
         raise ConfigError(f"--endpoint: {error.message}") from None
 

@@ -1,4 +1,4 @@
-"""What a job of kind `eval` has come to: as a table, and as JSON."""
+"""Results of a job of kind `eval`: as a table, and as JSON."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def document(job: JobView, rows: Sequence[Row]) -> dict[str, Any]:
 def _values(row: Row) -> Iterator[tuple[str, Any]]:
     for name in scores_of(row):
         yield name, row.get(name)
-        found = interval(row, name)
-        if found is not None:
+        bounds = interval(row, name)
+        if bounds is not None:
             yield f"{name}_stderr", row["stderr"][name]
-            yield f"{name}_ci95", list(found)
+            yield f"{name}_ci95", list(bounds)
     for name in (*_SHARES, "tokens", "response_tokens_mean", *_MEASURED, "complete"):
         if name in row:
             yield name, row[name]
@@ -79,13 +79,13 @@ def table_of(rows: Sequence[Row]) -> Table:
     table = Table("set", "metric", "value", "95 % interval", "tasks", box=None)
     for row in rows:
         for number, score in enumerate(scores_of(row)):
-            value, found = row.get(score), interval(row, score)
+            value, bounds = row.get(score), interval(row, score)
             first = number == 0
             table.add_row(
                 name_of(row) if first else "",
                 score,
                 "-" if value is None else f"{value:.4f}",
-                "-" if found is None else f"{found[0]:.4f} … {found[1]:.4f}",
+                "-" if bounds is None else f"{bounds[0]:.4f} … {bounds[1]:.4f}",
                 f"{row['measured']} of {row['of']}" if first else "",
             )
     return table

@@ -73,7 +73,7 @@ def _row(episode: Trajectory, transcript: Transcript, place: Place, decode: Deco
 
 
 def tokens_of(transcript: Transcript, decode: Decode) -> Row:
-    """What workers of the installation have sampled, token by token."""
+    """A row with the tokens that workers of the installation have sampled."""
     sampled = [span for span in transcript.spans if span.source is TokenSource.POLICY]
     start = transcript.num_prompt_tokens
     prompt, completion = transcript.tokens[:start], transcript.tokens[start:]
@@ -87,19 +87,19 @@ def tokens_of(transcript: Transcript, decode: Decode) -> Row:
         "prompt_ids": list(prompt),
         "completion_ids": list(completion),
         "completion_mask": mask,
-        "logprobs": [next(logprobs) if each else None for each in mask],
-        "versions": [next(versions) if each else None for each in mask],
+        "logprobs": [next(logprobs) if is_sampled else None for is_sampled in mask],
+        "versions": [next(versions) if is_sampled else None for is_sampled in mask],
         "version": transcript.oldest_version,
     }
 
 
 def chat_of(transcript: Transcript) -> Row:
-    """What an outside endpoint has answered: messages, whose tokens are not known."""
+    """A row with an outside endpoint's answers: messages, whose tokens are not known."""
     messages: list[dict[str, Any]] = json.loads(transcript.messages)
     replies = transcript.replies
-    own = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
+    own = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     start = own[-len(replies)] if 0 < len(replies) <= len(own) else len(messages)
-    texts = [each["content"] for each in messages]
+    texts = [message["content"] for message in messages]
     for place, reply in zip(own[-len(replies) :], replies, strict=False):
         texts[place] = reply.text
     last = replies[-1] if replies else None

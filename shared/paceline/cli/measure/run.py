@@ -128,9 +128,9 @@ def _client(arguments: Namespace) -> Generator[Client]:
 
 
 def _rows(client: Client, job_id: str) -> list[Row]:
-    """What each set has come to, in the order of the history."""
+    """The results of each set, in the order of the history."""
     page = client.list_metrics(job_id, page_size=5000)
-    return [each.values for each in page.rows if each.kind == Purpose.EVAL]
+    return [row.values for row in page.rows if row.kind == Purpose.EVAL]
 
 
 def _write(client: Client, job: JobView, path: Path) -> int:

@@ -1,1 +1,1 @@
-"""What a job needs of this machine, before it starts: memory and GPUs."""
+"""Estimates the memory and GPUs that a job needs of this machine, before it starts."""

@@ -15,35 +15,35 @@ _MAX_FIELDS = 3
 
 
 def needs(spec: JobSpec) -> list[MemoryNeed]:
-    """What the processes of a job need; empty: the model is not on this machine, or unknown."""
+    """Memory needs of a job's processes; empty: the model is not on this machine, or unknown."""
     if spec.model.endpoint is not None:
         return []
     size = size_of(Path(spec.model.path))
     return [] if size is None else needs_of(with_dtype(spec, "auto"), size)
 
 
-def total(found: Sequence[MemoryNeed]) -> int:
+def total(needs: Sequence[MemoryNeed]) -> int:
     """Bytes of all processes together."""
-    return sum(need.num_bytes for need in found)
+    return sum(need.num_bytes for need in needs)
 
 
-def words(found: Sequence[MemoryNeed]) -> str:
+def words(needs: Sequence[MemoryNeed]) -> str:
     """`at most 8.1 GiB: the trainer 4.3 GiB, a rollout worker 1.5 GiB (each of 2), …`."""
-    counts = Counter((need.process, need.num_bytes) for need in found)
+    counts = Counter((need.process, need.num_bytes) for need in needs)
     parts = [
         f"{process} {human_bytes(size)}" + (f" (each of {number})" if number > 1 else "")
         for (process, size), number in counts.items()
     ]
-    return f"at most {human_bytes(total(found))}: {', '.join(parts)}"
+    return f"at most {human_bytes(total(needs))}: {', '.join(parts)}"
 
 
-def lower(found: Sequence[MemoryNeed]) -> str:
+def lower(needs: Sequence[MemoryNeed]) -> str:
     """The fields that lower it most, with what they lower."""
-    parts = {part.lower: part for need in found for part in need.largest}
+    parts = {part.lower: part for need in needs for part in need.largest}
     largest = sorted(parts.values(), key=lambda part: -part.num_bytes)[:_MAX_FIELDS]
     return ", ".join(f"{p.lower} ({p.what}: {human_bytes(p.num_bytes)})" for p in largest)
 
 
-def lines(found: Sequence[MemoryNeed]) -> list[str]:
-    """What to print; nothing if nothing is known."""
-    return [f"memory: {words(found)}", f"lower it with {lower(found)}"] if found else []
+def lines(needs: Sequence[MemoryNeed]) -> list[str]:
+    """Lines to print; none if nothing is known."""
+    return [f"memory: {words(needs)}", f"lower it with {lower(needs)}"] if needs else []

@@ -30,7 +30,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True)
 class CommandTarget:
-    """What a command is about: a gateway at `url`, or only what is stored in `run_dir`."""
+    """The target of a command: a gateway at `url`, or only the store in `run_dir`."""
 
     url: str = ""
     run_dir: Path | None = None  # whose token is for the gateway; None: it is not of a directory
@@ -102,8 +102,8 @@ def reader_of(arguments: Namespace) -> Generator[Client]:
         from paceline.local.stored import served
     except ModuleNotFoundError as error:
         what = not_installed(error, extra=EVERYTHING)
-        told = f"nothing runs in {target.run_dir}; to read what is stored: {what}"
-        raise ConfigError(told) from None
+        problem = f"nothing runs in {target.run_dir}; to read what is stored: {what}"
+        raise ConfigError(problem) from None
     with ExitStack() as stack:
         for number in _SIGNALS:
             stack.callback(signal.signal, number, signal.getsignal(number))
@@ -117,7 +117,7 @@ def reader_of(arguments: Namespace) -> Generator[Client]:
 
 
 def target_of(arguments: Namespace) -> CommandTarget:
-    """What a command is about, by the first of these that is there.
+    """The target of a command, by the first of these that exists.
 
     `--url`; `--run-dir`; `PACELINE_URL`; `PACELINE_RUN_DIR`; the gateway of `runs/local`; with a
     token named, the gateway at the usual port; the run directory of the last `run` or `up`;
@@ -132,10 +132,10 @@ def target_of(arguments: Namespace) -> CommandTarget:
     if arguments.token_file or os.environ.get("PACELINE_TOKEN"):
         return CommandTarget(DEFAULT_URL)
     last = last_run()
-    found = _target_in(last) if last is not None else CommandTarget()
-    if found == CommandTarget():
+    target = _target_in(last) if last is not None else CommandTarget()
+    if target == CommandTarget():
         return _target_in(DEFAULT_RUN_DIR)
-    return replace(found, is_remembered=True)
+    return replace(target, is_remembered=True)
 
 
 def named_url(arguments: Namespace) -> str:
@@ -170,8 +170,8 @@ def _token(path: Path | None, run_dir: Path | None) -> str:
     There is no option for the token itself: every user of the machine can see arguments.
     """
     if path is None:
-        told = os.environ.get("PACELINE_TOKEN", "")
-        return told or (token_of(run_dir) if run_dir is not None else "")
+        token = os.environ.get("PACELINE_TOKEN", "")
+        return token or (token_of(run_dir) if run_dir is not None else "")
     try:
         return path.read_text().strip()
     except OSError as error:

@@ -18,8 +18,8 @@ _CONNECT_S = 2.0
 
 def named_run_dir(arguments: Namespace) -> Path | None:
     """The run directory of `--run-dir`, else of `PACELINE_RUN_DIR`; None if neither names one."""
-    told = os.environ.get(VARIABLE, "")
-    return arguments.run_dir or (Path(told) if told else None)
+    folder = os.environ.get(VARIABLE, "")
+    return arguments.run_dir or (Path(folder) if folder else None)
 
 
 def run_dir_of(arguments: Namespace) -> Path:

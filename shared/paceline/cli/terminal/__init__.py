@@ -1,1 +1,1 @@
-"""What the terminal shows of episodes and services."""
+"""Renders episodes and services for the terminal."""

@@ -29,6 +29,6 @@ class SafeConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """As rich has it; everything that is printed comes through here."""
+        """Make text visible as rich renders it; everything that is printed comes through here."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))

@@ -23,8 +23,8 @@ Episode = tuple[str, str]
 
 
 def failures(run_dir: Path, job_id: str) -> dict[Episode, Counter[str]]:
-    """What failed each episode of a job's first evaluation, and how often, oldest first."""
-    found, run = dict[Episode, Counter[str]](), ""
+    """Failures of each episode of a job's first evaluation, with counts, oldest first."""
+    by_episode, run = dict[Episode, Counter[str]](), ""
     for path in sorted((run_dir / "logs").glob("environment*.log*")):
         for line in path.read_text(errors="replace").splitlines():
             if _GIVEN_BACK not in line:
@@ -34,13 +34,13 @@ def failures(run_dir: Path, job_id: str) -> dict[Episode, Counter[str]]:
             of_run, _, _ = group.rpartition(".")
             if of_run.startswith(f"{job_id}.e") and of_run == (run := run or of_run):
                 episode = (group, pairs.get("index", ""))
-                found.setdefault(episode, Counter())[_reason(pairs)] += 1
-    return found
+                by_episode.setdefault(episode, Counter())[_reason(pairs)] += 1
+    return by_episode
 
 
-def told(found: Mapping[Episode, Counter[str]]) -> Iterator[str]:
+def failure_lines(by_episode: Mapping[Episode, Counter[str]]) -> Iterator[str]:
     """A line for each episode and each reason."""
-    for number, reasons in enumerate(found.values(), 1):
+    for number, reasons in enumerate(by_episode.values(), 1):
         for reason, count in reasons.items():
             times = f" ({count} attempts)" if count > 1 else ""
             yield f"failed episode {number}: {reason}{times}"
@@ -49,10 +49,10 @@ def told(found: Mapping[Episode, Counter[str]]) -> Iterator[str]:
 def unfinished(
     run_dir: Path, job_id: str, status: JobStatus, waits_s: Mapping[str, float]
 ) -> Iterator[str]:
-    """What a job whose episodes do not end is at: its state, what it waits for, what goes wrong."""
+    """Why a job's episodes do not end: its state, what it waits for, what goes wrong."""
     waits = ", ".join(
         f"{name} {seconds:.0f} s"
-        for name, seconds in sorted(waits_s.items(), key=lambda each: -each[1])
+        for name, seconds in sorted(waits_s.items(), key=lambda wait: -wait[1])
         if seconds >= _LEAST_WAIT_S
     )
     reason = f": {status.reason}" if status.reason else ""
@@ -64,7 +64,7 @@ def unfinished(
             yield f"{kind}: no worker was started"
         for name in names:
             lines = logs[name].read_text(errors="replace").splitlines()
-            trouble = [each[1] for line in lines if (each := _TROUBLE.match(line))]
+            trouble = [match[1] for line in lines if (match := _TROUBLE.match(line))]
             trouble = [text for text in trouble if _GIVEN_BACK.strip() not in text]
             if trouble:
                 yield f"{name}: {trouble[-1][:_MOST_CHARS]}"

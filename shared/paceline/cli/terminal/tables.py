@@ -30,7 +30,9 @@ class FittingTable:
     """
 
     def __init__(self, *columns: Column | str) -> None:
-        self._columns = [each if isinstance(each, Column) else Column(each) for each in columns]
+        self._columns = [
+            column if isinstance(column, Column) else Column(column) for column in columns
+        ]
         self._rows: list[tuple[list[Text], str]] = []
 
     def add_row(self, *cells: str | Text, style: str = "") -> None:
@@ -40,7 +42,7 @@ class FittingTable:
         self._rows.append((row, style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """As rich asks for it."""
+        """Render as many columns as fit."""
         shown = self._fitting(options.max_width)
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
         for number, width in self._widths(shown, options.max_width).items():
@@ -50,7 +52,9 @@ class FittingTable:
         for cells, style in self._rows:
             table.add_row(*(cells[number] for number in shown), style=style)
         yield table
-        hidden = [each.name for n, each in enumerate(self._columns) if n not in shown and each.name]
+        hidden = [
+            unseen.name for n, unseen in enumerate(self._columns) if n not in shown and unseen.name
+        ]
         if hidden:
             yield Text(f"not shown in {options.max_width} columns: {', '.join(hidden)}", "dim")
 
@@ -66,16 +70,16 @@ class FittingTable:
 
     def _widths(self, shown: Sequence[int], width: int) -> dict[int, int]:
         """The width of each column: long texts share what others leave, the widest give way."""
-        found = {number: self._least(number) for number in shown}
-        left = width - sum(each + _GAP for each in found.values()) + _GAP
-        while left < 0 and max(found.values()) > _LEAST_TEXT:
-            found[max(found, key=found.__getitem__)] -= 1
+        widths = {number: self._least(number) for number in shown}
+        left = width - sum(used + _GAP for used in widths.values()) + _GAP
+        while left < 0 and max(widths.values()) > _LEAST_TEXT:
+            widths[max(widths, key=widths.__getitem__)] -= 1
             left += 1
         for number in shown:
-            more = min(max(left, 0), self._most(number) - found[number])
-            found[number] += more
+            more = min(max(left, 0), self._most(number) - widths[number])
+            widths[number] += more
             left -= more
-        return found
+        return widths
 
     def _least(self, number: int) -> int:
         """The width that a column needs."""
@@ -85,4 +89,4 @@ class FittingTable:
     def _most(self, number: int) -> int:
         """The width of its longest cell."""
         texts = [Text(self._columns[number].name), *(cells[number] for cells, _ in self._rows)]
-        return max(each.cell_len for each in texts)
+        return max(cell.cell_len for cell in texts)

@@ -64,7 +64,7 @@ def transcript_text(transcript: Transcript, *, color: Colouring, pieces: Pieces)
         own = [next(sampled) for _ in range(count)] if _is_policy(span) else []
         text.append(f"  {span.source.value:<11}", SOURCES.get(span.source, ""))
         text.append(f"{count:>5}  ", "dim")
-        text.append_text(_said(transcript, span, own, color=color, pieces=pieces))
+        text.append_text(_reply_text(transcript, span, own, color=color, pieces=pieces))
         text.append(_about(own) + "\n", "dim italic")
     return text
 
@@ -75,14 +75,14 @@ def messages_text(transcript: Transcript) -> Text:
     for message in json.loads(transcript.messages):
         role = message["role"]
         text.append(f"  {visible(role):<11}", _ROLES.get(role, ""))
-        called = [json.dumps(each["function"]) for each in message.get("tool_calls", ())]
+        called = [json.dumps(call["function"]) for call in message.get("tool_calls", ())]
         said = "\n".join(filter(None, (message["content"], *called)))
         text.append(_one_line(said) + "\n", _ROLES.get(role, ""))
     return text
 
 
 def legend(color: Colouring) -> Text:
-    """What the colours mean."""
+    """The meaning of the colours."""
     text = Text("  ")
     if color == "logprob":
         for least, style in HEAT:
@@ -101,7 +101,7 @@ def heat(logprob: float) -> str:
     return next(style for least, style in HEAT if probability >= least)
 
 
-def _said(
+def _reply_text(
     transcript: Transcript,
     span: TokenSpan,
     own: Sequence[SampledToken],
@@ -124,9 +124,9 @@ def _said(
 def _by_version(parts: Sequence[str], own: Sequence[SampledToken]) -> Text:
     text = Text()
     runs = groupby(zip(parts, own, strict=True), key=lambda pair: pair[1].version)
-    for version, found in runs:
+    for version, run in runs:
         text.append(f"│v{version}│", "bold")
-        said = "".join(part for part, _ in found)
+        said = "".join(part for part, _ in run)
         text.append(_one_line(said), VERSIONS[version % len(VERSIONS)])
     return text
 

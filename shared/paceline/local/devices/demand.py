@@ -53,7 +53,7 @@ class DeviceDemand:
 
 
 def demand_of(spec: JobSpec, size: ModelSize | None = None) -> DeviceDemand:
-    """What a job asks for on a machine with GPUs.
+    """Devices that a job asks for on a machine with GPUs.
 
     `size`: of its model; read from its folder if None, and not known if it is elsewhere.
     """

@@ -29,7 +29,7 @@ class Device:
     used_bytes: int = 0
     """By other programs."""
     is_slice: bool = False
-    """Of a GPU that is shared by MIG: it computes alone, never as one of several."""
+    """Whether it is a MIG slice of a GPU, which computes alone, never as one of several."""
 
     @property
     def free_bytes(self) -> int:
@@ -73,7 +73,7 @@ def listed(devices: Iterable[Device]) -> str:
 
 
 def summary(devices: Iterable[Device]) -> str:
-    """What a machine has: `8 GPUs (H100, 80.0 GiB each)`."""
+    """The devices of a machine in words: `8 GPUs (H100, 80.0 GiB each)`."""
     kinds: dict[tuple[str, int], int] = {}
     for device in devices:
         key = (device.name, device.num_bytes)

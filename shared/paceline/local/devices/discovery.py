@@ -63,10 +63,10 @@ def _of_driver() -> tuple[Device, ...]:
         log.debug("no GPUs", error=error)
         return ()
     try:
-        found = [device for n in range(nvml.nvmlDeviceGetCount()) for device in _gpu(nvml, n)]
+        devices = [device for n in range(nvml.nvmlDeviceGetCount()) for device in _gpu(nvml, n)]
     finally:
         nvml.nvmlShutdown()
-    return tuple(replace(device, index=number) for number, device in enumerate(found))
+    return tuple(replace(device, index=number) for number, device in enumerate(devices))
 
 
 def _gpu(nvml: Any, index: int) -> Iterator[Device]:

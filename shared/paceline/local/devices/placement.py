@@ -51,7 +51,7 @@ class _Free:
     """GPUs that may be given away, while they are."""
 
     devices: dict[int, Device]
-    given: dict[str, Indices] = field(default_factory=dict[str, Indices])
+    taken: dict[str, Indices] = field(default_factory=dict[str, Indices])
 
     def give(self, role: str, need: DeviceNeed, *, largest: bool) -> bool:
         """Give a process its GPUs; False if there are not enough that are large enough."""
@@ -60,7 +60,7 @@ class _Free:
             return False
         for index in indices:
             del self.devices[index]
-        self.given[role] = indices
+        self.taken[role] = indices
         return True
 
 
@@ -82,13 +82,13 @@ def place(
         return lack
     free = [device for device in devices if device.index not in taken]
     if demand.colocate is not True:
-        if (found := _apart(demand, free, kept)) is not None:
-            return found
+        if (placement := _apart(demand, free, kept)) is not None:
+            return placement
         if _apart(demand, devices, {}) is not None:
             return _busy(demand, devices, free)
     if demand.colocate is not False and demand.trainer.count and demand.rollout.count:
-        if (found := _together(demand, free, kept)) is not None:
-            return found
+        if (placement := _together(demand, free, kept)) is not None:
+            return placement
         if _together(demand, devices, {}) is not None:
             return _busy(demand, devices, free)
     return _too_small(demand, devices)
@@ -147,13 +147,13 @@ def _filled(
 ) -> Placement | None:
     room = _Free({device.index: device for device in free})
     for role, indices in kept.items():
-        room.given[role] = indices
+        room.taken[role] = indices
         for index in indices:
             room.devices.pop(index, None)
     for role, need in _needs(demand):
-        if role not in room.given and not room.give(role, need, largest=largest):
+        if role not in room.taken and not room.give(role, need, largest=largest):
             return None
-    roles = {role: room.given.get(role, ()) for role in [*_roles(demand), *kept]}
+    roles = {role: room.taken.get(role, ()) for role in [*_roles(demand), *kept]}
     return Placement(roles)
 
 
@@ -162,9 +162,9 @@ def _together(
 ) -> Placement | None:
     """The trainer, and all workers on its GPUs in turn, so that each GPU has as many."""
     trainer, rollout, workers = demand.trainer, demand.rollout, demand.replicas
-    each = -(-workers * rollout.count // max(trainer.count, rollout.count))
+    workers_on_each = -(-workers * rollout.count // max(trainer.count, rollout.count))
     width = max(trainer.count, rollout.count)
-    num_bytes = trainer.num_bytes + each * rollout.num_bytes
+    num_bytes = trainer.num_bytes + workers_on_each * rollout.num_bytes
     own = kept.get(TRAINER) or next(iter(kept.values()), ())
     indices = own or _choose(
         DeviceNeed(width, num_bytes, trainer.pinned),
@@ -226,14 +226,16 @@ def _impossible(demand: DeviceDemand, devices: Sequence[Device]) -> Lack | None:
 
 
 def wants(demand: DeviceDemand) -> str:
-    """What a job asks for: `4 GPUs (trainer 2, 2 rollout workers with 1 each)`."""
+    """A demand in words: `4 GPUs (trainer 2, 2 rollout workers with 1 each)`."""
     parts: list[str] = []
     if demand.trainer.count:
         parts.append(f"trainer {demand.trainer.count}")
     if demand.rollout.count and demand.replicas:
         plural = "s" if demand.replicas > 1 else ""
-        each = " each" if demand.replicas > 1 else ""
-        parts.append(f"{demand.replicas} rollout worker{plural} with {demand.rollout.count}{each}")
+        per_worker = " each" if demand.replicas > 1 else ""
+        parts.append(
+            f"{demand.replicas} rollout worker{plural} with {demand.rollout.count}{per_worker}"
+        )
     return f"{demand.count} GPU{'s' if demand.count > 1 else ''} ({', '.join(parts)})"
 
 
@@ -244,7 +246,7 @@ def _busy(demand: DeviceDemand, devices: Sequence[Device], free: Sequence[Device
 
 
 def _too_small(demand: DeviceDemand, devices: Sequence[Device]) -> Lack:
-    """What a machine lacks for a job, whatever else runs there."""
+    """The lack of a machine for a job, whatever else runs there."""
     largest = max(device.free_bytes for device in devices)
     short = [
         f"{what} needs {human_bytes(need.num_bytes)} of each GPU"

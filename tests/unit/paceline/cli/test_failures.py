@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.terminal.failures import failures, told, unfinished
+from paceline.cli.terminal.failures import failure_lines, failures, unfinished
 from paceline.enums import JobState
 from paceline.telemetry.logs import EventFormatter, Log
 from paceline.types import JobStatus
@@ -50,7 +50,7 @@ def test_each_failed_episode_has_its_reasons(tmp_path: Path, logs: Logs) -> None
     given_back("try-1.7", 0, "of training, which is not shown")
     given_back("try-2.e0.0", 0, "of another job")
     given_back("try-1.e1.0", 0, "of the evaluation after the first")
-    assert [*told(failures(tmp_path, "try-1"))] == [
+    assert [*failure_lines(failures(tmp_path, "try-1"))] == [
         f"failed episode 1: infra_error: {score} (2 attempts)",
         "failed episode 1: infra_error: no rollout worker is available",
         "failed episode 2: infra_error: environment: ValueError: no answer (world.py:6)",
