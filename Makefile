@@ -71,11 +71,12 @@ demo-sglang: $(RUNTIME) $(SGLANG_STAMP) ## Train the arithmetic model on two SGL
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	$(BIN)/paceline run examples/arithmetic-sglang.yaml --run-dir runs/demo-sglang --again
 
-check: $(DEV) ## Format, lint, types, import rules, sizes, lines of Markdown, promises, generated files
+check: $(DEV) ## Format, lint, types, import rules, sizes, lines of Markdown, promises, English, generated files
 	$(BIN)/python dev/generate.py --check
 	$(BIN)/python dev/budgets.py
 	$(BIN)/python dev/prose.py
 	$(BIN)/python dev/promises.py
+	$(BIN)/python dev/english.py
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports

@@ -26,8 +26,7 @@
   `servicer.py`, `wire.py` nor in `api/` or `routes/`; and those of them that the contract in
   `pyproject.toml` does not list.
 * **Handlers and patches**: see `dev/promises.py`.
-* **Dialect**: docstrings that begin with a word of `SUBJECTLESS`, and functions and modules that
-  bind a variable of `VAGUE`, once per function and name.
+* **Dialect**: see `dev/english.py`; of its names only the variables.
 * **Walk**: calls that pass a job's spec on, from `JobService.submit`. A *stop* is the call of a
   function of the tree with an argument that is the spec or a part of it; callees of methods are
   looked up by the class that the attribute is annotated with, or by a name that only one class has.
@@ -51,6 +50,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from english import VAGUE, Lapse, subjectless, vague
 from modules import LIBRARY, ROOT, Module, resolved, shipped, tests
 from promises import broad_handlers, own_patches
 from walk import walk
@@ -67,8 +67,6 @@ RL = (
 )
 HARNESS = "tests/support/"
 DOUBLE = "tests/kubernetes-double/"
-SUBJECTLESS = ("Those", "Of", "As", "What")
-VAGUE = ("found", "each", "told", "made", "given")
 CONTRACT = "Messages stay at the edge"
 KIT = "paceline.isolation.child"
 _IN_KIT = KIT.rpartition(".")[0]
@@ -312,33 +310,14 @@ def _listed(tree: Tree) -> list[str]:
 
 
 def _words(tree: Tree) -> Iterator[Row]:
-    docstrings = [item for module in tree.written for item in _subjectless(module)]
-    names = [item for module in tree.written for item in _vague(module)]
-    yield Row("dialect: docstrings without a subject", len(docstrings), docstrings)
-    yield Row("dialect: vague variables", len(names), names)
+    docstrings = [lapse for module in tree.written for lapse in subjectless(module)]
+    names = [lapse for module in tree.written for lapse in vague(module) if lapse.text in VAGUE]
+    yield Row("dialect: docstrings without a subject", len(docstrings), _shown(docstrings))
+    yield Row("dialect: vague variables", len(names), _shown(names))
 
 
-def _subjectless(module: Module) -> Iterator[str]:
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(module.tree):
-        text = ast.get_docstring(node) if isinstance(node, documented) else None
-        if text and text.split()[0].rstrip(",.:") in SUBJECTLESS:
-            line = getattr(node, "lineno", 1)
-            yield f"{module.place}:{line}: {text.splitlines()[0]}"
-
-
-def _vague(module: Module) -> Iterator[str]:
-    scopes = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
-    bound: set[tuple[int, str]] = set()
-
-    def visit(node: ast.AST, scope: int) -> None:
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE:
-            bound.add((scope, node.id))
-        for child in ast.iter_child_nodes(node):
-            visit(child, getattr(child, "lineno", 1) if isinstance(child, scopes) else scope)
-
-    visit(module.tree, 1)
-    yield from (f"{module.place}:{line}: {name}" for line, name in sorted(bound))
+def _shown(lapses: list[Lapse]) -> list[str]:
+    return [f"{lapse.place}:{lapse.line}: {lapse.text}" for lapse in lapses]
 
 
 def _walk(tree: Tree) -> Iterator[Row]:

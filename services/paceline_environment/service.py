@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
 _LEASES_DRAIN_S = 3.0
-# What a reply has scored is submitted together, and its slots become free together: scores wait for
-# more of them, so that all three messages are fewer, and what follows need not wait again.
+# Episodes that one reply has scored are submitted together, and their slots become free together:
+# scores wait for more of them, so that all three messages are fewer, and no later one waits again.
 _SCORE_LINGERS = 3.0
 _CREDIT_LINGERS = 0.2
 

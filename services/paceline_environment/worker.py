@@ -333,7 +333,7 @@ class EpisodeWorker:
         awaits = stages.waits_on("experience")
         submits = stages.of(leased.key.job_id, group.assignment.pinned_version).wait("submit")
         with submits, awaits, leased.span.child("submit", kind="client"):
-            # What was scored in one message is submitted in one.
+            # Episodes scored in one message are submitted in one.
             together = leased.episode.scored_with_others
             await self._submitter.submit(leased.key.job_id, trajectory, soon=together)
 

@@ -118,7 +118,7 @@ class RolloutService(Service):
         folder = settings.run_dir / "workers" / settings.worker_id / settings.job_id
         await fetch_files(experience, artifacts, folder)
         self._max_running = spec.rollout.max_concurrent
-        # What an engine imports takes seconds, in which heartbeats have to go on.
+        # The imports of an engine take seconds, in which heartbeats have to go on.
         await asyncio.to_thread(registry.find, "engines", spec.rollout.engine.kind)
         self._engine: Engine = build_engine(
             spec,

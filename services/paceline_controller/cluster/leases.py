@@ -50,7 +50,7 @@ class ClusterLeases:
 
     async def read(self) -> LeaseRecord:
         """The lease; raises `NotFoundError` if there is none."""
-        return self._taken(await self._api.get(LEASES, self._name))
+        return self._record_of(await self._api.get(LEASES, self._name))
 
     async def make(self, record: LeaseRecord) -> LeaseRecord:
         """The first lease; raises `ConflictError` if there is one."""
@@ -63,16 +63,16 @@ class ClusterLeases:
             "metadata": metadata,
             "spec": self._spec(record, {}),
         }
-        return self._taken(await self._api.create(LEASES, body))
+        return self._record_of(await self._api.create(LEASES, body))
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
         """Replace the version that `record` names; raises `ConflictError` if it has changed."""
         metadata = {**self._body["metadata"], "resourceVersion": record.version}
         spec = self._spec(record, self._body.get("spec") or {})
         body = {**self._body, "metadata": metadata, "spec": spec}
-        return self._taken(await self._api.replace(LEASES, body))
+        return self._record_of(await self._api.replace(LEASES, body))
 
-    def _taken(self, body: Object) -> LeaseRecord:
+    def _record_of(self, body: Object) -> LeaseRecord:
         self._body = body
         spec = body.get("spec") or {}
         return LeaseRecord(

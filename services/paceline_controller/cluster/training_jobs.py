@@ -232,7 +232,7 @@ class TrainingJobs:
             raise
         log.info("submitted", object=name_of(body), job=job.status.job_id)
         self._record(body, "Submitted", f"job {job.status.job_id}")
-        await self._write(body, self._seen(body, job))
+        await self._write(body, self._status_of(body, job))
 
     async def _mirror(self, body: Object) -> None:
         request = jobs_pb2.GetJobRequest(job_id=body["status"]["jobId"])
@@ -241,7 +241,7 @@ class TrainingJobs:
         except NotFoundError:
             await self._miss(body)
             return
-        status = self._seen(body, job)
+        status = self._status_of(body, job)
         state = job.status.state
         if state.terminal:
             text = job.status.reason or "the job is over"
@@ -283,7 +283,7 @@ class TrainingJobs:
         except StateError:  # already over
             await self._mirror(body)
         else:
-            await self._write(body, self._seen(body, job))
+            await self._write(body, self._status_of(body, job))
 
     async def _suspend(self, body: Object, step: NextStep) -> None:
         job_id, reason = body["status"]["jobId"], "spec.suspend of its TrainingJob"
@@ -298,9 +298,9 @@ class TrainingJobs:
             await self._mirror(body)
             return
         self._record(body, "Suspended" if step is NextStep.PAUSE else "Resumed", f"job {job_id}")
-        await self._write(body, self._seen(body, job))
+        await self._write(body, self._status_of(body, job))
 
-    def _seen(self, body: Object, job: Job) -> Object:
+    def _status_of(self, body: Object, job: Job) -> Object:
         job_id = job.status.job_id
         before = body.get("status") or {}
         try:

@@ -24,12 +24,12 @@ from paceline.wording import shown
 _FILES = ("config.json", "generation_config.json")
 _TORCH = "torch"
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# Of configurations with layers, or experts for all tokens, that are linear layers.
+# Fields of configurations whose layers, or experts for all tokens, are linear layers.
 _DENSE = (
     *("first_k_dense_replace", "mlp_only_layers"),
     *("n_shared_experts", "shared_expert_intermediate_size"),
 )
-# Of experts, which are no linear layers: one tensor has those of all experts of a layer.
+# Fields of experts, which are no linear layers: one tensor has those of all experts of a layer.
 _OF_EXPERTS = {"experts", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"}
 
 

@@ -26,13 +26,13 @@ _MAX_KNOWN = 1024  # models
 _WRONG = "model.path: tokenizer.json: its process gave a wrong answer"
 _SYSTEM = Message("system", "Be brief.")
 _GREETING = Observation(messages=(Message("user", "Hello"),), text="Hello")
-# What files with other contents than expected raise, wherever they are read or rendered.
+# Errors of files with unexpected contents, wherever they are read or rendered.
 _OF_FILES = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError)
 _ADD = {
     "type": "function",
     "function": {"name": "add", "description": "The sum.", "parameters": {"type": "object"}},
 }
-# What a dialogue is tried with, by who replies in it.
+# Messages that a dialogue is tried with, by who replies in it.
 _OBSERVATIONS: Mapping[Replies, tuple[Observation, ...]] = {
     "none": (_GREETING,),
     "user": (

@@ -47,14 +47,14 @@ def trajectories(arguments: Namespace) -> int:
     with reader_of(arguments) as client:
         if arguments.follow:
             return _follow(client, arguments)
-        episodes = list(_found(client, arguments, limit=arguments.limit))
+        episodes = list(_matching(client, arguments, limit=arguments.limit))
         if arguments.episode and not episodes:
             raise NotFoundError(f"episode {arguments.episode!r} is not stored")
         _show(client, arguments, episodes)
     return Exit.OK
 
 
-def _found(client: Client, arguments: Namespace, *, limit: int) -> Iterator[ListedEpisode]:
+def _matching(client: Client, arguments: Namespace, *, limit: int) -> Iterator[ListedEpisode]:
     """At most `limit` episodes that were asked for, newest first."""
     filters = _filters(arguments)
     index = _index(arguments.episode)
@@ -113,11 +113,11 @@ def _follow(client: Client, arguments: Namespace) -> int:
     while True:
         status = client.get(arguments.job).status
         if arguments.dropped:
-            episodes = _found(client, arguments, limit=sys.maxsize)
+            episodes = _matching(client, arguments, limit=sys.maxsize)
             since = min(step, status.step)  # a trainer that starts again goes back
             new = unseen_samples(episodes, seen, since=since, most=most, before=before)
         else:
-            episodes = _found(client, arguments, limit=most)
+            episodes = _matching(client, arguments, limit=most)
             new = list(takewhile(lambda episode: _key(episode) not in seen, episodes))
             seen.update(map(_key, new))
         if new:

@@ -25,7 +25,7 @@ from paceline.plugins.slot_options import slot_options
 from paceline.wording import refusal, shown
 
 MAX_FIELD = 200  # characters of a field that a message quotes
-# What pydantic converts where it is not strict: "no" to false, "0.5" to 0.5. Plug-ins are called
+# Conversions of pydantic where it is not strict: "no" to false, "0.5" to 0.5. Plug-ins are called
 # with the values of the job, to which "no" is true.
 _CONVERTED = frozenset({"bool_type", "float_type", "int_type"})
 # By kind: the number of positional arguments, and the keywords passed in addition to the options.
@@ -166,7 +166,7 @@ def _errors(model: type[BaseModel], options: Mapping[str, Any]) -> list[ErrorDet
     """The errors of options that a model refuses; raises those of `json.dumps`."""
     strict = [item for item in _of(model, options, strict=True) if item["type"] in _CONVERTED]
     places = {item["loc"] for item in strict}
-    # What concerns no single option may follow from a conversion.
+    # An error of no single option may follow from a conversion.
     return strict + [
         item
         for item in _of(model, options, strict=None)
@@ -178,7 +178,7 @@ def _of(
     model: type[BaseModel], options: Mapping[str, Any], *, strict: bool | None
 ) -> list[ErrorDetails]:
     try:
-        # As JSON, the form in which options travel: lists may be tuples.
+        # Validate JSON, the form in which options travel: lists may be tuples.
         model.model_validate_json(json.dumps(options), strict=strict)
     except ValidationError as error:
         return error.errors(include_url=False)

@@ -25,7 +25,7 @@ class PackageSettings(StrictModel):
     folder: Path | None = None
     """Where installed packages are kept; if null, a folder of this user in the temporary one."""
     timeout_s: float = Field(default=300.0, gt=0, le=3600)
-    """For one installation."""
+    """Timeout of one installation."""
     most_bytes: int = Field(default=2 * GIB, ge=MIB)
     """Bytes that the packages of one `requirements.txt` may take, unpacked."""
     cache_bytes: int = Field(default=8 * GIB, ge=MIB)

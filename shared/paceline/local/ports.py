@@ -107,7 +107,7 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     if port > _LAST:
         return False
     with socket.socket() as probe:
-        # As servers do, so that connections in TIME_WAIT do not block the port.
+        # Servers do the same, so that connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

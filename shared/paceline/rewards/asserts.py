@@ -23,7 +23,7 @@ MARK = "paceline-result:"
 """Precedes the result in the standard output of a program, where nothing follows it."""
 _MAX_BITS = 1 << 16
 _MAX_ITEMS = 1 << 20
-# What values of a program may raise where they are compared.
+# Errors that values of a program may raise where they are compared.
 _NO_RESULT = (
     ArithmeticError,
     AttributeError,
@@ -33,7 +33,8 @@ _NO_RESULT = (
     TypeError,
     ValueError,
 )
-# What follows the program. JSON, with types that JSON lacks as `[name, contents]`.
+# Source that is appended to the program. It writes JSON; a type that JSON lacks is
+# `[name, contents]`.
 CALLS = """
 
 def _paceline_calls():

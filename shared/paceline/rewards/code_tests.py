@@ -14,9 +14,9 @@ from paceline.plugins import ProgramEnding, ProgramOutcome
 from paceline.rewards.asserts import CALLS, MARK, take_apart
 from paceline.types import Task
 
-# What `ast.parse` raises for a text that is no program, or one nested too deeply.
+# Errors of `ast.parse` for a text that is no program, or one nested too deeply.
 _UNPARSED = (SyntaxError, RecursionError, MemoryError)
-# What follows the program: it reads the arguments, so that they cannot be confused with its text.
+# Source that is appended to the program; it reads the arguments, so that none can pass for code.
 _CALL = """
 
 def _paceline_call():

@@ -15,7 +15,7 @@ _BY_POSITION = {
     Parameter.POSITIONAL_OR_KEYWORD,
     Parameter.VAR_POSITIONAL,
 }
-# Of reward functions of TRL, which are called once with a batch and return a list.
+# Parameters of reward functions of TRL, which are called once with a batch and return a list.
 _OF_BATCHES = {"completions", "prompts", "completion_ids", "completions_ids", "prompt_ids"}
 
 

@@ -209,7 +209,7 @@ async def _live(chassis: Chassis, build: Build) -> int:
         await chassis.server.start()
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         chassis.health.serve()
-        # What was imported stays: no collection has to traverse it. Open requests are many small
+        # Imported modules stay, so no collection has to traverse them. Open requests are many small
         # objects without cycles, so collections are rare.
         gc.freeze()
         gc.set_threshold(GC_OBJECTS, 20, 20)

@@ -56,13 +56,13 @@ class Metrics:
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    _made: dict[str, Counter | Gauge | Histogram] = field(
+    _by_name: dict[str, Counter | Gauge | Histogram] = field(
         default_factory=dict[str, Counter | Gauge | Histogram]
     )
     _children: dict[str, dict[Values, object]] = field(
         default_factory=dict[str, dict[Values, object]]
     )
-    _found: dict[tuple[object, ...], object] = field(
+    _cached: dict[tuple[object, ...], object] = field(
         default_factory=dict[tuple[object, ...], object]
     )
     _totals: dict[tuple[str, Values], float] = field(

@@ -15,7 +15,7 @@ from paceline.cli.doctor.finding import Finding, broken, note, ok
 CRD = "trainingjobs.paceline.dev"
 CHART = "deploy/helm/paceline"
 _COMMAND_S = 20.0
-# What `helm install` of the chart creates, and so whoever installs it has to be allowed to.
+# Kinds that `helm install` of the chart creates, so whoever installs it needs the permission.
 _CREATED = (
     *("deployments.apps", "services", "secrets", "configmaps", "serviceaccounts"),
     *("jobs.batch", "persistentvolumeclaims"),

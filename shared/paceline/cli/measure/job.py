@@ -22,7 +22,7 @@ _TIMEOUT_S = 7 * DAY_S  # every task counts, however slow the machine is
 _NAME_CHARS = 40
 _OF_ENDPOINT = "model.endpoint."
 Fields = dict[str, Any]
-# Of a job file that was written for training: nobody waits for the end of this job.
+# Fields of a job file for training that are dropped: nobody waits for the end of this job.
 _DROPPED: Fields = {
     "fork": None,
     "stop": {},

@@ -19,7 +19,7 @@ Decode = Callable[[Sequence[int]], str]
 Row = dict[str, Any]
 Place = tuple[str, int, int, int]
 FORMATS = (".jsonl", ".parquet")
-# What only workers of the installation know, and what only an outside endpoint says.
+# Fields that only workers of the installation know, or only an outside endpoint reports.
 _OF_TOKENS = (
     *("prompt_ids", "completion_ids", "completion_mask"),
     *("logprobs", "versions", "version"),

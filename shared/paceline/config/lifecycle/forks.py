@@ -10,7 +10,7 @@ from pydantic import Field
 from paceline.config.evaluation import MAX_STEPS
 from paceline.plugins import StrictModel
 
-# What the ledger's memory and the checkpoint depend on.
+# Fields that the ledger's memory and the checkpoint depend on.
 FIXED = (
     *("model", "code", "data", "tasks.environment", "tasks.options", "tasks.source"),
     "tasks.transform",

@@ -65,5 +65,5 @@ class CheckpointSpec(StrictModel):
     keep: int = Field(default=2, gt=0, le=1000)
     """The newest ones; `best` is kept beside them."""
     best: BestSpec | None = BestSpec()
-    """Among steps that have both a checkpoint and an evaluation. Only the newest are kept if
-    null."""
+    """The best of the steps with both a checkpoint and an evaluation; only the newest are kept
+    if null."""

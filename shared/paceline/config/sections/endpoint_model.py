@@ -10,7 +10,7 @@ from paceline.config.base import Options
 from paceline.plugins import StrictModel
 from paceline.plugins.endpoints import EndpointName
 
-# Of a request: what is said, and the form of the answer that is read.
+# Fields of a request for the messages, and for the form of the answer.
 _OWN_FIELDS = frozenset({"model", "messages", "tools", "n", "stream", "stream_options"})
 
 
@@ -22,8 +22,8 @@ class EndpointModelSpec(StrictModel):
     concurrency: int = Field(default=16, ge=1, le=1024)
     """Requests of the job that each environment worker has open at a time."""
     timeout_s: float = Field(default=600.0, gt=0, le=86_400)
-    """In which a turn has to be answered, with all repetitions of its request; waiting for one's
-    place among `concurrency` does not count. Afterwards the attempt has failed, and another one
+    """Seconds in which a turn has to be answered, with all repetitions of its request; waiting
+    for a place among `concurrency` does not count. Afterwards the attempt has failed, and another one
     goes on from the turns so far (`experience.max_attempts`)."""
     request: Options = Field(default_factory=dict)
     """Further fields of each request; null leaves one out. Those that come from `sampling`

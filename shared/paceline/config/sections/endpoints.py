@@ -59,7 +59,7 @@ class EndpointSettings(StrictModel):
         key = self._read() if self.key_file is not None else os.environ.get(self.key_env, "")
         if self.key_env and not key:
             raise UnavailableError(f"key_env: {self.key_env} is not set in the worker")
-        # What a header cannot have would be quoted by the error of the client.
+        # The client's error would quote a value that no header can have.
         if not key.isascii() or not key.isprintable():
             raise UnavailableError("the key of the endpoint has characters that no header may have")
         return key

@@ -31,7 +31,7 @@ def shared_prefix(
     values = before if len(before) == batch.lengths.sum() else np.repeat(before, batch.lengths)
     advantages, counts = values.astype(np.float64), np.ones(len(values))
     starts, lengths = batch.starts, batch.lengths
-    # Those that continue an episode come after it.
+    # Episodes that continue another one come after it.
     for child in np.flatnonzero(batch.parents >= 0)[::-1]:
         parent = batch.parents[child]
         size = min(batch.inherited[child], lengths[parent], lengths[child])

@@ -26,7 +26,7 @@ def ui_s1(
     turns = turns_of(batch)
     scores = check(turns.rewards)
     groups = batch.groups[turns.episodes]
-    # What follows a mismatch starts from 0, and so does what precedes it.
+    # Returns start from 0 on both sides of a mismatch.
     returns = to_go(scores, turns, gamma=gamma, among=turns.matched)
     advantages = step * _relative(returns, same_turn(groups, turns), scale=scale)
     if variant == "released":
