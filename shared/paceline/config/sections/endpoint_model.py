@@ -23,7 +23,7 @@ class EndpointModelSpec(StrictModel):
     """Requests of the job that each environment worker has open at a time."""
     timeout_s: float = Field(default=600.0, gt=0, le=86_400)
     """Seconds in which a turn has to be answered, with all repetitions of its request; waiting
-    for a place among `concurrency` does not count. Afterwards the attempt has failed, and another one
+    for a place among `concurrency` does not count. Then the attempt has failed, and another one
     goes on from the turns so far (`experience.max_attempts`)."""
     request: Options = Field(default_factory=dict)
     """Further fields of each request; null leaves one out. Those that come from `sampling`
