@@ -14,7 +14,7 @@ LEAST_S = 30.0
 SLACK = 10.0
 """Times as long as the longest that a phase has stood lately, it may stand."""
 LATELY = 8
-"""Of which so many count: the first step compiles, and says nothing about the others."""
+"""Number of steps that count: the first step compiles, and says nothing about the others."""
 USUAL_LIMIT_S = 120.0
 LIMITS_S = {
     # They compile at first, and what the last one does may be as long as all of a step.

@@ -11,9 +11,9 @@ GROUP = "group>=2"
 MOVING_RATIO = "ratio"
 TRANSFORM = "transform"
 BY_TRAINER = frozenset({"entropy", "reference", "snapshots", "weight_average", "whole_batch"})
-"""What every trainer computes for the slots that need it."""
+"""Needs that every trainer computes for the slots that declare them."""
 BY_LEDGER = frozenset({"memory", "tokens", "turns"})
-"""What advantages are given on request (see `paceline.plugins.EpisodeBatch` and `Context`)."""
+"""Needs that advantages get on request (`paceline.plugins.EpisodeBatch` and `Context`)."""
 
 
 @dataclass(frozen=True, slots=True)

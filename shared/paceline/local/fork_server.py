@@ -27,7 +27,7 @@ log = Log("fork-server")
 SHARED = "PACELINE_FORK_SERVER"
 """Environment variable: the socket at which a fork server serves all platforms of a machine."""
 NAME = "forks"
-"""Of its socket, in the folder with the state files of the processes that it starts."""
+"""Name of its socket, in the folder with the state files of the processes that it starts."""
 PRELOADED = (
     "paceline_trainer.service",
     "paceline_rollout.service",
@@ -35,7 +35,7 @@ PRELOADED = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
 )
-"""What takes long to import of trainers and rollout workers with the torch engine."""
+"""Slow imports of trainers and rollout workers with the torch engine."""
 READY_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 10.0
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")

@@ -12,7 +12,7 @@ from paceline.errors import StateError
 from paceline.files import locked, read_json, write_json
 
 USUAL_PORT = 8300
-"""Of the REST API, unless another one is asked for."""
+"""Port of the REST API, unless another one is asked for."""
 # Below the ephemeral port range of operating systems.
 PORTS = range(20_000, 32_000)
 _LAST = 65_535

@@ -13,7 +13,7 @@ from paceline.text import as_text
 from paceline.types import Score, Task
 
 RAW_CHARS = 1000
-"""Of what a score quotes from a response: its end, where answers are."""
+"""Characters that a score quotes from the end of a response, where answers are."""
 
 
 def expected(task: Task, field: str) -> str:

@@ -286,7 +286,7 @@ def _pods(
 
 
 def _confine(pods: Object, job_id: str) -> None:
-    """Limit pods to this job's folder of the chart's volume, for writing and for reading."""
+    """Let pods write only this job's folder of the chart's volume, and see no other job's."""
     container = _container(pods)
     mounts, volumes = container["volumeMounts"], pods["spec"]["volumes"]
     claims = {volume["name"] for volume in volumes if "persistentVolumeClaim" in volume}

@@ -20,7 +20,7 @@ FIXED = (
 )
 
 FIXED_WEIGHTS = ("model", "trainer.lora")
-"""What the weights of a checkpoint depend on, all that a job needs that trains nothing."""
+"""Fields that the weights of a checkpoint depend on; a job that trains nothing needs no more."""
 
 
 class ForkSpec(StrictModel):

@@ -10,8 +10,8 @@ from paceline.config.base import Name, PluginSpec
 from paceline.plugins import StrictModel
 
 Threads = Literal["auto"] | Annotated[int, Field(gt=0, le=1024)]
-"""Of a process. `auto`: one for a small model, else all cores of the machine, which its processes
-share."""
+"""Threads of a process. `auto`: one for a small model, else all cores of the machine, which its
+processes share."""
 
 
 def _as_text(value: Any) -> Any:

@@ -51,7 +51,7 @@ class DatasetTasks:
         self.digests: dict[str, str] = {}
         """SHA-256 of the files of each source, by its path."""
         self.names = [e.name or e.environment or e.path or "data" for e in wanted.sources]
-        """What each source is called."""
+        """Names of the sources."""
         self._parts = [
             self._part(source, wanted.field_of(at, options=data.options_field), wanted, data, seed)
             for at, source in enumerate(wanted.sources)
