@@ -175,7 +175,8 @@ class Calls:
     ) -> AnswerStream:
         """The answers of a function that has several; each has parts of at most so many bytes.
 
-        It is a context, whose beginning raises `EndedError` if the process has ended.
+        It is a context, whose beginning raises `EndedError` if the process has ended. Once it was
+        left, a process that goes on to answer is ended.
         """
         return AnswerStream(self, CallRequest(op, fields, parts, most_bytes))
 
@@ -268,7 +269,7 @@ class Calls:
             if waiting.is_full:
                 self._full = waiting
                 self._process.pause()
-        elif waiting is not None and not is_last:
+        elif not is_last:  # else a process could keep us reading what nobody wants
             raise FrameError(f"answered to {number} more than once")
         elif waiting is not None and not waiting.done():
             if isinstance(answer, CallError):
