@@ -215,8 +215,8 @@ async def test_it_trains_what_an_installed_one_trains_whatever_is_killed(
     ("replay", "says"),
     [
         (deed("outside", step=1), f"{REPLAY}ValueError: keep() returned places [2] of 2"),
-        (deed("exit", step=1), f"{REPLAY}its process has ended"),
-        (deed("hang", step=1), f"{REPLAY}did not answer within 3 s"),
+        (deed("exit"), f"{REPLAY}its process has ended"),
+        (deed("hang"), f"{REPLAY}did not answer within 3 s"),
     ],
 )
 async def test_one_that_fails_later_fails_its_job_by_name(
