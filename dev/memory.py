@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import subprocess
 import sys
@@ -35,26 +34,27 @@ def files() -> dict[Path, str]:
     total, trainer, rollout, others = (
         json.loads(RESULT.read_text())[f"{name}_gib"] for name in ("total", *KINDS.values(), OTHERS)
     )
-    free = math.ceil(total + 1)  # of a machine that has other things to do too
-    texts = {
-        "README.md": [(r"[\d.]+ GiB of free memory", f"{free} GiB of free memory")],
-        "docs/quickstart.md": [(r"one peaks at [\d.]+ GiB", f"one peaks at {total:.1f} GiB")],
+    figures = {
+        "docs/quickstart.md": [("one peaks at # GiB", total)],
         "docs/sizing.md": [
-            (r"in bfloat16 peaks at [\d.]+ GiB", f"in bfloat16 peaks at {total:.1f} GiB"),
-            (r"the trainer has [\d.]+ GiB, of", f"the trainer has {trainer:.1f} GiB, of"),
-            (r"the rollout worker [\d.]+ GiB, a", f"the rollout worker {rollout:.1f} GiB, a"),
-            (r"all else [\d.]+ GiB", f"all else {others:.1f} GiB"),
+            ("in bfloat16 peaks at # GiB", total),
+            ("the trainer has # GiB, of", trainer),
+            ("the rollout worker # GiB, a", rollout),
+            ("all else # GiB", others),
         ],
     }
-    return {ROOT / name: _with(ROOT / name, changes) for name, changes in texts.items()}
+    return {ROOT / name: _with(ROOT / name, placed) for name, placed in figures.items()}
 
 
-def _with(path: Path, changes: list[tuple[str, str]]) -> str:
+def _with(path: Path, figures: list[tuple[str, float]]) -> str:
+    """The text with each figure in place of the `#` of its phrase, which may span two lines."""
     text = path.read_text()
-    for pattern, figure in changes:
-        text, count = re.subn(pattern, figure, text)
+    for phrase, figure in figures:
+        before, after = (re.sub(" +", r"\\s+", part) for part in phrase.split("#"))
+        pattern = rf"({before})[\d.]+({after})"
+        text, count = re.subn(pattern, rf"\g<1>{figure:.1f}\g<2>", text)
         if count != 1:
-            raise ValueError(f"{path}: {pattern!r} is there {count} times; once is due")
+            raise ValueError(f"{path}: {phrase!r} is there {count} times; once is due")
     return text
 
 

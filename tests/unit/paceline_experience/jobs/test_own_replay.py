@@ -20,7 +20,8 @@ from paceline_harness.processes import sealed_processes
 if TYPE_CHECKING:
     from conftest import OwnCode
 
-    from paceline_experience.jobs.own_functions import OwnFunctions
+    from paceline_experience.jobs.job_parts import JobParts
+from paceline_experience.jobs.own_functions import OwnFunctions
     from paceline_experience.store.store import Store
     from paceline_harness.ledgers.world import World, Worlds
 
@@ -145,21 +146,21 @@ async def test_what_is_wrong_is_heard_at_submit(
     functions: OwnFunctions, replay: dict[str, Any], says: str
 ) -> None:
     if not says:
-        await functions.check(spec_of(replay))
+        await functions.check(JobParts(spec_of(replay)))
         return
     with pytest.raises(InvalidError, match=says):
-        await functions.check(spec_of(replay))
+        await functions.check(JobParts(spec_of(replay)))
 
 
 async def test_one_that_hangs_at_submit_is_refused(own_code: OwnCode) -> None:
     functions = own_code({"deeds.py": DEEDS}, call_s=2.0)
     with pytest.raises(InvalidError, match=rf"{REPLAY}did not answer within 2 s"):
-        await functions.check(spec_of(deed("hang")))
+        await functions.check(JobParts(spec_of(deed("hang"))))
 
 
 async def with_own(functions: OwnFunctions, world: World, job_id: str) -> World:
     spec = world.spec.model_copy(update={"code": CodeSpec(digest="0" * 64)})
-    return replace(world, job_id=job_id, spec=spec, own=await functions.of(job_id, spec))
+    return replace(world, job_id=job_id, spec=spec, own=await functions.of(job_id, JobParts(spec)))
 
 
 async def trained(world: World, steps: int, *, kills: bool = False) -> list[Any]:
@@ -167,7 +168,7 @@ async def trained(world: World, steps: int, *, kills: bool = False) -> list[Any]
     ledger = await world.started()
     found: list[Any] = []
     for step in range(steps):
-        (leased,) = await ledger.lease(worker_id="w", train=4, evals=0)
+        (leased,) = await ledger.leases.lease(worker_id="w", train=4, evals=0)
         rewards = [float(n <= step % 3) for n in range(4)]
         done = [world.made(leased, n, reward=r, version=step) for n, r in enumerate(rewards)]
         await ledger.submit(done)

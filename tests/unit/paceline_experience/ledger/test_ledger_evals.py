@@ -292,10 +292,10 @@ async def test_a_task_that_an_endpoint_denies_ends_the_job(store: Store, worlds:
     """The first reason stays, whatever is told of other tasks."""
     world = worlds(store, eval=EVAL)
     ledger = await world.started()
-    leased = await ledger.lease(worker_id="w", train=0, evals=2)
+    leased = await ledger.leases.lease(worker_id="w", train=0, evals=2)
     for each, detail in zip(leased, ("HTTP 401: no", "another"), strict=True):
         key = EpisodeKey(each.group_id, 0, each.attempts[0], GiveBackReason.DENIED, detail)
         await ledger.give_back(worker_id="w", keys=[key])
-    assert await ledger.lease(worker_id="w", train=8, evals=9) == []
+    assert await ledger.leases.lease(worker_id="w", train=8, evals=9) == []
     await ledger.sweep()
     assert world.hooks.ends == [("failed", "HTTP 401: no")]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "generation.md"
 RESULTS = ROOT / "benchmarks" / "results"
 Row = dict[str, Any]
@@ -27,7 +27,7 @@ def files() -> dict[Path, str]:
 
 
 def _with(text: str, name: str, table: str) -> str:
-    begin = f"<!-- table: {name}, written by dev/modes_page.py -->\n"
+    begin = f"<!-- table: {name}, written by dev/pages/modes.py -->\n"
     end = f"<!-- end of {name} -->\n"
     head, _, rest = text.partition(begin)
     return head + begin + table + end + rest.partition(end)[2]

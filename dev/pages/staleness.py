@@ -7,11 +7,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "methods.md"
 PICTURE = ROOT / "docs" / "staleness.svg"
 RESULTS = ROOT / "benchmarks" / "results" / "staleness.json"
-BEGIN = "<!-- table: written by dev/staleness_page.py -->\n"
+BEGIN = "<!-- table: written by dev/pages/staleness.py -->\n"
 END = "<!-- end of staleness -->\n"
 LR, DELAY = 2e-5, 64
 EARLY = 2  # eighths of the steps
