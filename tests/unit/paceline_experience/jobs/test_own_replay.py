@@ -14,14 +14,14 @@ from paceline.config.uploads import CodeSpec
 from paceline.errors import InvalidError
 from paceline.replays import experience_replay
 from paceline.sandbox import landlock
+from paceline_experience.jobs.job_parts import JobParts
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import sealed_processes
 
 if TYPE_CHECKING:
     from conftest import OwnCode
 
-    from paceline_experience.jobs.job_parts import JobParts
-from paceline_experience.jobs.own_functions import OwnFunctions
+    from paceline_experience.jobs.own_functions import OwnFunctions
     from paceline_experience.store.store import Store
     from paceline_harness.ledgers.world import World, Worlds
 
