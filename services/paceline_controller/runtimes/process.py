@@ -13,7 +13,6 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline.config.load import write_settings
 from paceline.config.sections.endpoints import EndpointSettings
 from paceline.config.service import (
     HeartbeatSettings,
@@ -27,6 +26,7 @@ from paceline.files import discard, discard_drafts, write_secret
 from paceline.local.devices.device import VISIBLE
 from paceline.local.ports import PortSlots
 from paceline.local.processes import Processes, Record
+from paceline.server.settings_file import write_settings
 from paceline.telemetry.monitoring import targets_of
 from paceline.transport.rpc import call, connect_as
 from paceline.transport.service_keys import read_keys

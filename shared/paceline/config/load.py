@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -17,7 +16,6 @@ from paceline.config.precision import Dtype, with_dtype
 from paceline.config.recipes import with_recipes
 from paceline.config.service import ServiceSettings
 from paceline.errors import ConfigError, InvalidError
-from paceline.files import write_secret
 from paceline.wording import MAX_SHOWN, instead, refusal, shown
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -274,10 +272,3 @@ def _set_path(raw: Any, dotted: str, value: Any) -> None:
     if not isinstance(section, dict):
         raise ConfigError(f"{dotted}: the part before {last} is not a section")
     section[last] = value
-
-
-def write_settings(path: Path, settings: ServiceSettings) -> str:
-    """Write a file for `load_settings`, readable by the owner alone: it may hold a token."""
-    text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
-    write_secret(path, text.rstrip("\n"))
-    return text

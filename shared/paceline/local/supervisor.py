@@ -19,7 +19,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.beneath import mark_private
 from paceline.config.limits import LimitSettings
-from paceline.config.load import write_settings
 from paceline.config.plugins import PluginSettings
 from paceline.config.sections.model import ModelSettings
 from paceline.config.service import (
@@ -37,6 +36,7 @@ from paceline.local.processes import Processes
 from paceline.local.store import EmbeddedStore, check_url
 from paceline.proxies import DIRECT
 from paceline.server.restarts import RestartBackoff
+from paceline.server.settings_file import write_settings
 from paceline.telemetry.logs import Log
 from paceline.telemetry.monitoring import lay_out, targets_of
 from paceline.transport.service_keys import FILE, issue, presented_to, read_keys

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from paceline.config import ServiceSettings
-from paceline.config.load import write_settings
 from paceline.enums import WorkerKind
 from paceline.files import read_json
 from paceline.local.ports import PortSlots
+from paceline.server.settings_file import write_settings
 from paceline.transport.service_keys import issue
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.process import ProcessRuntime

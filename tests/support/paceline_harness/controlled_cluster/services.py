@@ -12,7 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline import wire
-from paceline.config.load import write_settings
+from paceline.server.settings_file import write_settings
 from paceline.config.service import ServiceSettings
 from paceline.enums import JobState, WorkerKind
 from paceline.local.processes import Processes
