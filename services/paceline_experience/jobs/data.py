@@ -27,7 +27,6 @@ from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.files import lock_for_life
 from paceline.telemetry.logs import Log
 from paceline_experience.jobs.job_parts import JobParts
-from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.ledger.generation.plan import WantedTasks
 
 _AT_A_TIME, _OF_TENANT = 2, 1  # jobs whose rows are read
@@ -59,6 +58,18 @@ class ReadsData(Protocol):
         ...
 
 
+class JobNotes(Protocol):
+    """Fields of the records of jobs, as strings."""
+
+    async def noted(self, job_id: str, *names: str) -> list[str]:
+        """Fields of a record; empty where none was set."""
+        ...
+
+    async def note(self, job_id: str, **fields: str) -> None:
+        """Set fields of a record."""
+        ...
+
+
 class DataOfJobs:
     """What the jobs of this service may read."""
 
@@ -66,7 +77,7 @@ class DataOfJobs:
         self,
         *,
         folders: CodeFolders,
-        jobs: JobStore,
+        jobs: JobNotes,
         options: ExperienceOptions,
         wait_again_s: float = _WAIT_AGAIN_S,
     ) -> None:
