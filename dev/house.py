@@ -7,7 +7,8 @@
 * **RL** is what `RL` below lists: methods, environments, rewards, data, the trainer's step, the
   engines, and generation: episodes, which task next, how many, which group is kept, what it is
   worth.
-* **Rooms** of the library are the folders and modules of `shared/paceline`. An *arrow* is an import
+* **Rooms** of the library are the folders and modules of `shared/paceline`, without former names
+  of modules that are kept for a release. An *arrow* is an import
   between two rooms, counted once, those for type checkers and inside functions included. *Floors*:
   rooms on the longest chain of arrows, where a cycle of rooms counts as one.
 * **Pairs** are rooms of one service, or of the library, that import each other directly.
@@ -91,7 +92,7 @@ class Tree:
         self.shipped = shipped(root)
         self.written = [module for module in self.shipped if not module.is_generated]
         self.tests = tests(root)
-        self.names = {module.name for module in self.shipped}
+        self.names = {module.name for module in self.shipped if not module.keeps_old_name}
 
     @cached_property
     def imports(self) -> dict[str, set[str]]:
@@ -114,6 +115,7 @@ class Tree:
             (self.room(source), self.room(target))
             for source, targets in self.imports.items()
             for target in targets
+            if {source, target} <= self.names
         }
         return {(a, b) for a, b in pairs if a != b and a[0] == b[0] and a[1] and b[1]}
 

@@ -37,6 +37,11 @@ class Module:
         return self.place.startswith(GENERATED)
 
     @property
+    def keeps_old_name(self) -> bool:
+        """Whether it only makes a module importable by a former name, for a release."""
+        return (ast.get_docstring(self.tree) or "").startswith("Former name of ")
+
+    @property
     def imported(self) -> set[str]:
         """Dotted names after `import` and `from … import`, those for type checkers included."""
         return set(self._imported())
