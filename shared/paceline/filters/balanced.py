@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from paceline.plugins import FinishedGroup, Keep
-from paceline.selection import trimmed
+from paceline.plugins.groups import trimmed
 
 Count = Annotated[int, Field(ge=2, le=4096)]
 

@@ -117,3 +117,17 @@ class Advantage(Protocol):
         The arrays of `batch` must not be modified.
         """
         ...
+
+
+def trimmed(successes: Sequence[bool], keep: int) -> list[int]:
+    """Indices of `keep` episodes, with a success and a failure if there are both, as DART has it.
+
+    They are the first ones; the last of them makes room for the first of a kind that is missing
+    (arXiv 2509.23866).
+    """
+    chosen = list(range(min(keep, len(successes))))
+    present = successes[:keep]
+    for kind in (True, False):
+        if kind not in present and kind in successes:
+            chosen[-1] = successes.index(kind)
+    return chosen

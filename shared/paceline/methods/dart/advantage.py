@@ -7,7 +7,7 @@ import numpy as np
 from paceline.methods.parts.group_statistics import members
 from paceline.methods.parts.previous import advantages_before
 from paceline.plugins import Advantages, Context, EpisodeBatch
-from paceline.selection import trimmed
+from paceline.plugins.groups import trimmed
 
 
 def dart_trim(
