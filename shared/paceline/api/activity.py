@@ -1,6 +1,6 @@
 """Activity of an installation: its jobs and processes, and the seconds that they waited.
 
-Seconds are cumulative, so the difference of two snapshots is a rate (`paceline.telemetry.blame`).
+Seconds are cumulative, so the difference of two snapshots is a rate (`paceline.api.blame`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m paceline.server.issue_keys FOLDER`: the keys of an installation without certificates.
+"""Keys where there are no certificates: `python -m paceline.server.issue_keys FOLDER`.
 
 Writes `FOLDER/KIND/keys.json` for every kind of service, from `FOLDER/secret`, which is created if
 there is none and which no service needs. To replace all keys, delete it and run this again.

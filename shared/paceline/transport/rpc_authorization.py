@@ -3,7 +3,7 @@
 The proto of each method declares which kinds may call it (option `operation.callers`); a method
 that declares none is refused. The chart's NetworkPolicy follows the same declarations.
 A caller proves its kind by its certificate or, in an installation without certificates, by the
-credential of its kind (`paceline.transport.service_keys`). A certificate carries the DNS name
+credential of its kind (`paceline.transport.service_keys`). A certificate carries the name
 `KIND.paceline.internal` for every kind that its process may speak for: one on a cluster, several
 where the processes of one machine share a certificate.
 

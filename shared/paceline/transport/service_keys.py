@@ -179,8 +179,8 @@ def identification(settings: ServiceSettings) -> Identify | None:
     if sum(ways) != 1:
         raise ConfigError(
             "tls, service_keys, insecure: exactly one is needed: certificates, a file of keys "
-            "(`python -m paceline.server.issue_keys` writes them), or `insecure: true`, with which "
-            "everybody who reaches the port may call every method"
+            "(`python -m paceline.server.issue_keys` writes them), or `insecure: true`, "
+            "with which everybody who reaches the port may call every method"
         )
     if settings.tls is not None:
         return by_certificate(settings.tls.peer_name)

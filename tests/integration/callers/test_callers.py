@@ -61,7 +61,7 @@ def test_every_rpc_has_its_row() -> None:
         for service, row in rows.items():
             names = {method.name for method in services()[service].methods}
             assert set(row) == names, (
-                f"{service} of {server}: paceline.transport.rpc_authorization has other methods"
+                f"{service} of {server} has other methods than the table of callers"
             )
 
 

@@ -38,7 +38,8 @@ def test_it_leaves_with_its_code_after_threads_and_what_was_registered(
 
 
 def test_an_error_while_it_leaves_is_said() -> None:
-    text = "from paceline.program import leave\nimport atexit\natexit.register(len)\nleave(2)\n"
+    text = "from paceline.program import leave\nimport atexit\n"
+    text += "atexit.register(len)\nleave(2)\n"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "TypeError" in done.stderr

@@ -53,7 +53,8 @@ def test_the_sampled_share_is_as_configured() -> None:
 
 
 def test_another_process_derives_the_same_ids() -> None:
-    code = "from paceline.telemetry.tracing import *; print(episode_context('job.7', 3).trace_id)"
+    code = "from paceline.telemetry.tracing import *\n"
+    code += "print(episode_context('job.7', 3).trace_id)"
     for _ in range(2):  # string hashes differ between processes
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.stdout.strip() == episode_context("job.7", 3).trace_id
