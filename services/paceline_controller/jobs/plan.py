@@ -18,7 +18,7 @@ SERVED = frozenset({JobState.STARTING, JobState.RUNNING})
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """What the controller needs of a job that is not over."""
+    """A job that is not over, as the controller sees it."""
 
     job_id: str
     state: JobState
@@ -76,16 +76,21 @@ def plan(
             wanted += [_trainer(job, options), *_rollouts(job, options)]
         elif job.state is JobState.PAUSING and (trainer := _trainer(job, options)).name in running:
             wanted.append(trainer)
-    sized = (replace(each, replicas=sizes.get(each.name, each.replicas)) for each in wanted)
-    return {each.name: each for each in sized if each.replicas or not each.job_id}
+    sized = (
+        replace(workload, replicas=sizes.get(workload.name, workload.replicas))
+        for workload in wanted
+    )
+    return {
+        workload.name: workload for workload in sized if workload.replicas or not workload.job_id
+    }
 
 
 def replicas_of(wanted: Iterable[Wanted]) -> list[Wanted]:
     """Each replica as a workload of its own, `<name>-<i>`; a trainer stays one workload."""
     return [
-        each if each.kind is WorkerKind.TRAINER else _replica(each, index)
-        for each in wanted
-        for index in range(each.replicas)
+        workload if workload.kind is WorkerKind.TRAINER else _replica(workload, index)
+        for workload in wanted
+        for index in range(workload.replicas)
     ]
 
 

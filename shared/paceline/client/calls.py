@@ -63,7 +63,7 @@ class Archive:
             yield data
 
     async def pieces_in_loop(self) -> AsyncIterator[bytes]:
-        """As `pieces`."""
+        """`pieces` without blocking the event loop."""
         at = 0
         while data := await asyncio.to_thread(self._piece, at):
             at += len(data)
@@ -141,9 +141,9 @@ def with_uploads(
     changed, archives = dict(with_recipes(raw, folder=folder) if is_laid else raw), list[Archive]()
     if data is not None:
         changed["data"] = {"path": str(data.absolute())}
-    for section, made in (("code", Archive.of), ("data", Archive.of_data)):
+    for section, archive_of in (("code", Archive.of), ("data", Archive.of_data)):
         if path := _to_pack(changed.get(section)):
-            archives.append(made(folder / path, held))
+            archives.append(archive_of(folder / path, held))
             changed[section] = {"path": path, "digest": archives[-1].digest}
     return (changed, archives) if archives or is_laid else (spec, [])
 

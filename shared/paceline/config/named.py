@@ -50,13 +50,13 @@ def named(spec: JobSpec) -> Iterator[NamedPlugin]:
     Slots of the objective never are its own: no code of jobs enters a trainer.
     """
     has_code = spec.code is not None
-    for each in _named_in(spec):
-        if has_code and ":" in each.name and each.kind not in registry.SLOTS:
-            yield dataclasses.replace(each, is_own=True)
-        elif each.function and has_code:
-            yield dataclasses.replace(each, function="")
+    for plugin in _named_in(spec):
+        if has_code and ":" in plugin.name and plugin.kind not in registry.SLOTS:
+            yield dataclasses.replace(plugin, is_own=True)
+        elif plugin.function and has_code:
+            yield dataclasses.replace(plugin, function="")
         else:
-            yield each
+            yield plugin
 
 
 def named_function(part: RewardSpec) -> tuple[str, str] | None:
@@ -69,7 +69,7 @@ def named_function(part: RewardSpec) -> tuple[str, str] | None:
 
 def module_targets(spec: JobSpec) -> dict[str, str]:
     """Functions of installed modules that a job names, by field."""
-    return dict(each.target for each in named(spec) if each.target is not None)
+    return dict(plugin.target for plugin in named(spec) if plugin.target is not None)
 
 
 def check_targets(plugins: Iterable[NamedPlugin], allowed: AllowedTargets) -> None:
@@ -85,19 +85,23 @@ def check_targets(plugins: Iterable[NamedPlugin], allowed: AllowedTargets) -> No
 
 
 def own_ledger_parts(spec: JobSpec) -> list[NamedPlugin]:
-    """What the ledger of a job calls and is in the code that comes with it."""
-    return [each for each in named(spec) if each.is_own and each.kind in IN_LEDGER]
+    """Parts in the job's own code that its ledger calls."""
+    return [plugin for plugin in named(spec) if plugin.is_own and plugin.kind in IN_LEDGER]
 
 
 def has_own_generation(spec: JobSpec) -> bool:
     """Whether the sampler or the allocator of a job is in the code that comes with it."""
-    return any(each.kind in GENERATION for each in own_ledger_parts(spec))
+    return any(plugin.kind in GENERATION for plugin in own_ledger_parts(spec))
 
 
 def own_transform(spec: JobSpec) -> PluginSpec | None:
     """The transform of a job, if it is in the code that comes with it."""
-    found = spec.tasks.transform
-    return found if spec.code is not None and found is not None and ":" in found.kind else None
+    transform = spec.tasks.transform
+    return (
+        transform
+        if spec.code is not None and transform is not None and ":" in transform.kind
+        else None
+    )
 
 
 def own_called_by_workers(spec: JobSpec) -> list[NamedPlugin]:
@@ -107,8 +111,8 @@ def own_called_by_workers(spec: JobSpec) -> list[NamedPlugin]:
     """
     if spec.code is None:
         return []
-    called = (each for each in _named_in(spec) if each.kind in {"rewards", "transforms"})
-    return [_function_of(each) for each in called if each.function or ":" in each.name]
+    called = (plugin for plugin in _named_in(spec) if plugin.kind in {"rewards", "transforms"})
+    return [_function_of(plugin) for plugin in called if plugin.function or ":" in plugin.name]
 
 
 def _function_of(reward: NamedPlugin) -> NamedPlugin:
@@ -128,9 +132,9 @@ def _function_of(reward: NamedPlugin) -> NamedPlugin:
 def _named_in(spec: JobSpec) -> Iterator[NamedPlugin]:
     tasks, experience = spec.tasks, spec.experience
     purposes = [("tasks.options", tasks.options)]
-    for name, each in spec.eval_sets.items():
+    for name, evaluation in spec.eval_sets.items():
         field = f"evals.{name}.options" if name else "eval.options"
-        purposes.append((field, {**tasks.options, **each.options}))
+        purposes.append((field, {**tasks.options, **evaluation.options}))
     for path, options in [] if spec.has_own_environment else purposes:
         yield NamedPlugin("environments", tasks.environment, "tasks.environment", path, options)
     if tasks.source is not None:
@@ -140,32 +144,32 @@ def _named_in(spec: JobSpec) -> Iterator[NamedPlugin]:
     yield _named("topologies", "sampling.topology", spec.sampling.topology)
     for index, part in enumerate(spec.reward):
         function = named_function(part) if part.kind == _PYTHON else None
-        each = _named("rewards", f"reward.{index}", part)
-        yield dataclasses.replace(each, function=function[1]) if function else each
+        reward = _named("rewards", f"reward.{index}", part)
+        yield dataclasses.replace(reward, function=function[1]) if function else reward
     yield _named("samplers", "experience.sampler", experience.sampler)
     if experience.allocator is not None:
         yield _named("allocators", "experience.allocator", experience.allocator)
     if experience.replay is not None:
         yield _named("replays", "experience.replay", experience.replay)
-    for index, each in enumerate(experience.filters):
-        yield _named("filters", f"experience.filters.{index}", each)
+    for index, plugin in enumerate(experience.filters):
+        yield _named("filters", f"experience.filters.{index}", plugin)
     yield _named("advantages", "experience.advantage", experience.advantage)
-    for index, each in enumerate(experience.advantage_shaping):
-        yield _named("advantages", f"experience.advantage_shaping.{index}", each)
+    for index, plugin in enumerate(experience.advantage_shaping):
+        yield _named("advantages", f"experience.advantage_shaping.{index}", plugin)
     yield _named("engines", "rollout.engine", spec.rollout.engine)
     yield from _slots(spec.trainer.objective)
-    for index, each in enumerate(spec.trainer.hooks):
-        yield _named("hooks", f"trainer.hooks.{index}", each)
-    for index, each in enumerate(spec.tracking):
-        yield _named("trackers", f"tracking.{index}", each)
+    for index, plugin in enumerate(spec.trainer.hooks):
+        yield _named("hooks", f"trainer.hooks.{index}", plugin)
+    for index, tracker in enumerate(spec.tracking):
+        yield _named("trackers", f"tracking.{index}", tracker)
 
 
 def _sources(spec: JobSpec, source: PluginSpec) -> Iterator[NamedPlugin]:
     """The environment whose tasks are played in the world of another, once per purpose."""
     purposes = [("tasks.source", source.options)]
-    for name, each in spec.eval_sets.items():
+    for name, evaluation in spec.eval_sets.items():
         field = f"evals.{name}.source" if name else "eval.source"
-        purposes.append((field, {**source.options, **each.source}))
+        purposes.append((field, {**source.options, **evaluation.source}))
     for path, options in purposes:
         yield NamedPlugin("environments", source.kind, "tasks.source.kind", path, options)
 
@@ -176,10 +180,10 @@ def _slots(objective: ObjectiveSpec) -> Iterator[NamedPlugin]:
     yield _named("surrogates", f"{field}.surrogate", objective.surrogate)
     yield _named("aggregations", f"{field}.aggregation", objective.aggregation)
     for kind, name in (("shapings", "shaping"), ("corrections", "corrections")):
-        for index, each in enumerate(getattr(objective, name)):
-            yield _named(kind, f"{field}.{name}.{index}", each)
-    for index, each in enumerate(objective.regularisers):
-        yield _named("regularisers", f"{field}.regularisers.{index}", each)
+        for index, slot in enumerate(getattr(objective, name)):
+            yield _named(kind, f"{field}.{name}.{index}", slot)
+    for index, regulariser in enumerate(objective.regularisers):
+        yield _named("regularisers", f"{field}.regularisers.{index}", regulariser)
 
 
 def problems(
@@ -196,55 +200,55 @@ def problems(
     imported if nothing else describes their options.
     """
     reported: set[str] = set()
-    for each in named(spec):
+    for plugin in named(spec):
         # An environment appears once per purpose; report it once.
-        if each.kind not in kinds or each.field in reported:
+        if plugin.kind not in kinds or plugin.field in reported:
             continue
-        lines = [*_problems(each, allowed, in_process=in_process)]
-        for line in lines or _unmet(spec, each, allowed, in_process=in_process):
-            reported.add(each.field)
+        lines = [*_problems(plugin, allowed, in_process=in_process)]
+        for line in lines or _unmet(spec, plugin, allowed, in_process=in_process):
+            reported.add(plugin.field)
             yield line
 
 
 def patterns(spec: JobSpec) -> dict[str, str]:
     """All plug-in options that are regular expressions, by field."""
     return {
-        f"{each.options_field}.{option}": text
-        for each in named(spec)
-        if not each.is_own
-        for option in marked(each.kind, each.name, RegularExpression)
-        if isinstance(text := each.options.get(option), str)
+        f"{plugin.options_field}.{option}": text
+        for plugin in named(spec)
+        if not plugin.is_own
+        for option in marked(plugin.kind, plugin.name, RegularExpression)
+        if isinstance(text := plugin.options.get(option), str)
     }
 
 
-def _problems(each: NamedPlugin, allowed: AllowedTargets, *, in_process: bool) -> Iterator[str]:
-    if each.is_own:
-        if each.kind not in OWN_KINDS:
+def _problems(plugin: NamedPlugin, allowed: AllowedTargets, *, in_process: bool) -> Iterator[str]:
+    if plugin.is_own:
+        if plugin.kind not in OWN_KINDS:
             yield (
-                f"{each.field}: {each.name!r}: of the code that comes with a job only its "
+                f"{plugin.field}: {plugin.name!r}: of the code that comes with a job only its "
                 "environment, transform, rewards, sampler, allocator, replay, filters and "
                 "advantages may be named"
             )
         return  # the code is read in processes of the job alone
     try:
-        _check(each.kind, each.field, each.name, allowed)
-        if each.target is not None:
-            _check(each.kind, *each.target, allowed)
+        _check(plugin.kind, plugin.field, plugin.name, allowed)
+        if plugin.target is not None:
+            _check(plugin.kind, *plugin.target, allowed)
     except InvalidError as error:
         yield error.message
         return
     yield from wrong_options(
-        each.options_field,
-        each.kind,
-        each.name,
-        each.options,
+        plugin.options_field,
+        plugin.kind,
+        plugin.name,
+        plugin.options,
         import_plugin=in_process,
         allowed=allowed,
     )
 
 
 def _check(kind: str, field: str, name: str, allowed: AllowedTargets) -> None:
-    """As `registry.check`; the message names the field."""
+    """`registry.check` with the field in the message."""
     try:
         registry.check(kind, name, allowed=allowed)
     except InvalidError as error:
@@ -252,16 +256,16 @@ def _check(kind: str, field: str, name: str, allowed: AllowedTargets) -> None:
 
 
 def _unmet(
-    spec: JobSpec, each: NamedPlugin, allowed: AllowedTargets, *, in_process: bool
+    spec: JobSpec, plugin: NamedPlugin, allowed: AllowedTargets, *, in_process: bool
 ) -> Iterator[str]:
     """A line for each requirement of a plug-in that the job does not meet."""
-    if each.is_own:
+    if plugin.is_own:
         return
-    source = options_source(each.kind, each.name, import_plugin=in_process, allowed=allowed)
+    source = options_source(plugin.kind, plugin.name, import_plugin=in_process, allowed=allowed)
     declaration = declared(source)
-    plugin = f"{each.kind.removesuffix('s')} {each.name!r}"
-    for need in declaration.needs_with(each.options):
-        if line := refusal(need, spec, field=each.options_field, plugin=plugin):
+    title = f"{plugin.kind.removesuffix('s')} {plugin.name!r}"
+    for need in declaration.needs_with(plugin.options):
+        if line := refusal(need, spec, field=plugin.options_field, plugin=title):
             yield line
 
 

@@ -95,7 +95,7 @@ class AnswerStream:
 
 
 class CallRequest(NamedTuple):
-    """What is sent of a call, and how many bytes of parts each of its answers may have."""
+    """Parts of a call that are sent, and the bytes of parts that each answer may have."""
 
     op: str
     fields: Mapping[str, Any]

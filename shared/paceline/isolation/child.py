@@ -62,7 +62,7 @@ def told(error: BaseException) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """As `told`, with its class always: of an error that the job's own code may have raised."""
+    """The text of an error of the job's own code; as `told`, and always with its class."""
     if isinstance(error, TooLargeError):
         return error.message
     where = ""

@@ -35,7 +35,7 @@ _NO_PARTS: Mapping[str, Any] = {}
 
 
 class FrameError(PacelineError):
-    """What arrived is no frame, or nothing arrives any more."""
+    """Bytes that are no frame, or the end of the stream."""
 
 
 class Frame:

@@ -53,7 +53,7 @@ def wait_once(
     stopped: threading.Event | None = None,
     stderr: int | IO[bytes] | None = None,
 ) -> Frame:
-    """As `call_once`, for threads: starts a command, and blocks until it has answered and ended.
+    """`call_once` for threads: start a command, and block until it has answered and ended.
 
     Raises:
         CallError: the function has raised.

@@ -76,7 +76,7 @@ def program(paths: str, module: str, arguments: Sequence[str | int]) -> str:
 
 
 class _Pipes(asyncio.SubprocessProtocol):
-    """What arrives from a process; answers that arrive before `receive` are kept for it."""
+    """Answers of a process; those that arrive before `receive` are kept for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.exited: asyncio.Future[None] = loop.create_future()

@@ -78,5 +78,5 @@ def _repeated(
         name = claim["name"]
         own = "resourceClaimTemplateName" in claim
         names[name] = [f"{name}-{index}" for index in range(count)] if own else [name]
-        repeated += [{**claim, "name": each} for each in names[name]]
+        repeated += [{**claim, "name": repeated_name} for repeated_name in names[name]]
     return repeated, names

@@ -105,11 +105,15 @@ class KubernetesRuntime:
 
         What was said of others is forgotten: some were refused and never there to be stopped.
         """
-        found = [each for each in wanted if each.job_id or each.name in self._options.pools]
-        known = {each.name for each in found}
+        kept = [
+            workload
+            for workload in wanted
+            if workload.job_id or workload.name in self._options.pools
+        ]
+        known = {unit.name for unit in kept}
         self._words = {n: words for n, words in self._words.items() if n in known}
-        self._refused = {n: told for n, told in self._refused.items() if n in known}
-        return found
+        self._refused = {n: refusal for n, refusal in self._refused.items() if n in known}
+        return kept
 
     async def list(self) -> list[Observed]:
         """The objects that the cluster has reported.
@@ -119,25 +123,25 @@ class KubernetesRuntime:
         """
         pods = self._inventory.pods_by_workload()
         self._waiting = {}
-        found: list[Observed] = []
+        observed: list[Observed] = []
         for pool, body in self._inventory.pools().items():
             members = self._inventory.pods_of(body)
             seen = states.of_deployment(body, members, name=pool)
-            found.append(self._judged(seen, members, states.refused(body)))
+            observed.append(self._judge(seen, members, states.refused(body)))
         for body in self._inventory.rollouts():
             workload = names.workload_of(body)
             seen = states.of_deployment(body, pods[workload])
             queued = waits_for_admission(body, pods[workload])
-            found.append(self._judged(seen, pods[workload], states.refused(body), queued))
+            observed.append(self._judge(seen, pods[workload], states.refused(body), queued))
         for workload, bodies in self._inventory.trainer_jobs().items():
             seen = states.of_trainer(bodies, pods[workload])
             refused = self._refusal(bodies, pods[workload])
             queued = waits_for_admission(max(bodies, key=states.incarnation_of), pods[workload])
-            found.append(self._judged(seen, pods[workload], refused, queued))
+            observed.append(self._judge(seen, pods[workload], refused, queued))
         for job_id, words in self._quarantine.words().items():
             self._waiting.setdefault(job_id, words)
-        self._observed = {each.name: each for each in found}
-        return found
+        self._observed = {process.name: process for process in observed}
+        return observed
 
     async def start(self, wanted: Wanted, *, incarnation: int) -> None:
         """Apply its objects; earlier incarnations of a trainer are gone before the next exists.
@@ -152,14 +156,14 @@ class KubernetesRuntime:
         if wanted.kind is WorkerKind.TRAINER:
             await self._clear_trainer(wanted.name)
         elif (old := self._inventory.rollout(wanted.name)) and deleting(old):
-            await self._gone(DEPLOYMENTS, wanted.name, old)
+            await self._wait_until_gone(DEPLOYMENTS, wanted.name, old)
         try:
             await self._apply(wanted, incarnation)
         except (InvalidError, PermissionDeniedError) as error:
             self._words[wanted.name] = error.message
             self._refused[wanted.name] = (wanted.job_id, error.message)
             if self._inventory.rollout(wanted.name) is None:
-                # What was applied before the refusal is seen by nobody later.
+                # Nobody looks later at the objects that were applied before the refusal.
                 await self._delete_beside(wanted.name, wanted.kind)
             raise
         self._refused.pop(wanted.name, None)
@@ -180,7 +184,7 @@ class KubernetesRuntime:
         if (body := self._inventory.rollout(name)) is not None:
             await self._delete_beside(name, WorkerKind.ROLLOUT)
             await self._connection.delete(DEPLOYMENTS, name_of(body), uid=uid_of(body))
-            await self._gone(DEPLOYMENTS, name, body)
+            await self._wait_until_gone(DEPLOYMENTS, name, body)
         else:
             # Before the Job, so that nobody forgets them when this is cut off in between.
             await self._delete_beside(name, WorkerKind.TRAINER)
@@ -207,9 +211,9 @@ class KubernetesRuntime:
             self._events.record(job_id, "Scaled", f"{name}: from {before} to {replicas} replicas")
 
     async def ready(self, name: str) -> bool:
-        """By the readiness probes of its pods; a pool without replicas has nothing to answer."""
-        found = self._observed.get(name)
-        return found is not None and (found.ready > 0 or found.replicas == 0)
+        """Whether its pods pass their readiness probes; a pool without replicas is ready."""
+        process = self._observed.get(name)
+        return process is not None and (process.ready > 0 or process.replicas == 0)
 
     async def last_words(self, name: str) -> str:
         """Why it ended or waits, and the end of its output."""
@@ -219,10 +223,10 @@ class KubernetesRuntime:
         """Nothing is held; pods live on."""
 
     def waits_for(self, job_id: str) -> str:
-        """What kept workloads of a job from running at the last `list`; empty if nothing did."""
+        """The reason why workloads of a job did not run at the last `list`; empty if they did."""
         not_taken = [words for owner, words in self._refused.values() if owner == job_id]
-        found = (self._waiting.get(job_id), *not_taken, self._waiting.get(""))
-        return next((words for words in found if words), "")
+        reasons = (self._waiting.get(job_id), *not_taken, self._waiting.get(""))
+        return next((words for words in reasons if words), "")
 
     def rollouts_of(self, job_id: str) -> int:
         """Rollout workers of a job that answer."""
@@ -243,25 +247,25 @@ class KubernetesRuntime:
             await asyncio.sleep(MAINTAIN_INTERVAL_S)
 
     async def maintain_once(self) -> None:
-        """One round; what the cluster refuses of one workload is logged, and the others go on.
+        """One round; a refusal of the cluster for one workload is logged, and the others go on.
 
         Raises:
-            UnavailableError: the cluster has not told of its objects for too long.
+            UnavailableError: the cluster has not reported its objects for too long.
         """
         self._tell_of_pods()
         await self._quarantine.look()
         for pool in self._inventory.pools().values():
-            await _attempted(name_of(pool), self._release(pool))
+            await _attempt(name_of(pool), self._release(pool))
         for body in self._inventory.rollouts():
             if not deleting(body):
-                await _attempted(name_of(body), self._renew(body))
+                await _attempt(name_of(body), self._renew(body))
 
     def _refusal(self, trainer: list[Object], pods: list[Object]) -> str:
         """Why the newest incarnation of a trainer lacks pods, where the cluster says so."""
         newest = max(trainer, key=states.incarnation_of, default=None)
         if newest is None or states.ended(newest) or deleting(newest):
             return ""
-        own = [each for each in pods if states.same_incarnation(each, newest)]
+        own = [pod for pod in pods if states.same_incarnation(pod, newest)]
         return "" if len(own) >= states.pods_wanted(newest) else self._inventory.refusal_of(newest)
 
     async def _apply(self, wanted: Wanted, incarnation: int) -> None:
@@ -272,7 +276,7 @@ class KubernetesRuntime:
             self._learn(await self._connection.apply(body))
 
     async def _apply_credential(self, wanted: Wanted, incarnation: int) -> None:
-        """Before the pods, which do not start without it."""
+        """Apply a credential before the pods, which do not start without it."""
         credential = await self._credentials.credential(
             wanted, worker=names.object_name(wanted.name), incarnation=incarnation
         )
@@ -301,7 +305,7 @@ class KubernetesRuntime:
             await self._roll_out(body, wanted, template)
 
     async def _roll_out(self, body: Object, wanted: Wanted, template: Object) -> None:
-        # That of an earlier release has none.
+        # The annotation is missing on objects of earlier releases.
         await self._apply_credential(wanted, 0)
         (changed,) = build(wanted, template, incarnation=0, context=self._manifest_context())
         # Never makes it anew, should it have gone meanwhile.
@@ -313,7 +317,7 @@ class KubernetesRuntime:
         self._events.record(wanted.job_id, "TemplateChanged", f"{wanted.name}: pods are replaced")
 
     def _tell_of_pods(self) -> None:
-        pods = [pod for each in self._inventory.pods_by_workload().values() for pod in each]
+        pods = [pod for group in self._inventory.pods_by_workload().values() for pod in group]
         for pod in pods:
             why = states.preempted(pod)
             if why and uid_of(pod) not in self._reported:
@@ -322,7 +326,7 @@ class KubernetesRuntime:
                 self._events.record(job_id, "Preempted", f"{name_of(pod)}: {why}", warning=True)
         self._reported &= {uid_of(pod) for pod in pods}
 
-    def _judged(
+    def _judge(
         self, seen: Observed, pods: list[Object], refused: str, queued: str = ""
     ) -> Observed:
         """With the end of patience for what does not get ready, except in a queue for quota."""
@@ -369,14 +373,14 @@ class KubernetesRuntime:
         kind = self._inventory.trainer_kind
         chosen = names.selector(release=self._options.release, workload=name)
         # Asked, not remembered: two trainers of one job must never live at a time.
-        found, _ = await self._connection.list(kind, selector=chosen)
-        if found and (words := await self._words_now(name)):
+        bodies, _ = await self._connection.list(kind, selector=chosen)
+        if bodies and (words := await self._words_now(name)):
             self._words[name] = words
-        for body in found:
+        for body in bodies:
             await self._connection.delete(kind, name_of(body), uid=uid_of(body))
-        await self._gone(kind, name, *found)
+        await self._wait_until_gone(kind, name, *bodies)
 
-    async def _gone(self, kind: Kind, name: str, *bodies: Object) -> None:
+    async def _wait_until_gone(self, kind: Kind, name: str, *bodies: Object) -> None:
         """Wait until neither objects nor living pods of a workload are there."""
         chosen = names.selector(release=self._options.release, workload=name)
         deadline, attempt = time.monotonic() + self._gone_s, 0
@@ -386,7 +390,7 @@ class KubernetesRuntime:
             if not left and not any(states.live(pod) for pod in pods):
                 break
             if time.monotonic() > deadline:
-                held = [name_of(each) for each in [*left, *pods]]
+                held = [name_of(remaining) for remaining in [*left, *pods]]
                 raise DeadlineError(f"kubernetes: {name}: does not end: {', '.join(held)}")
             await asyncio.sleep(backoff_s(attempt))
             attempt += 1
@@ -436,7 +440,7 @@ class KubernetesRuntime:
             self._inventory.trainers.learn(body)
 
 
-async def _attempted(name: str, work: Awaitable[None]) -> None:
+async def _attempt(name: str, work: Awaitable[None]) -> None:
     try:
         await work
     except PacelineError as error:

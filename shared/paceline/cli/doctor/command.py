@@ -28,25 +28,25 @@ _MARKS = {Condition.OK: "✓", Condition.NOTE: "!", Condition.BROKEN: "✗"}
 def doctor(arguments: Namespace) -> int:
     """`paceline doctor`: a line per finding; 1 if something that was asked for does not work."""
     console = SafeConsole()
-    found: list[Finding] = []
-    for each in _checks(arguments):
-        found.append(each)
+    findings: list[Finding] = []
+    for finding in _checks(arguments):
+        findings.append(finding)
         if not arguments.json:
-            console.print(line(each), soft_wrap=True)
-    is_well = all(each.condition is not Condition.BROKEN for each in found)
+            console.print(line(finding), soft_wrap=True)
+    is_well = all(finding.condition is not Condition.BROKEN for finding in findings)
     if arguments.json:
-        say(json.dumps({"ok": is_well, "findings": [asdict(each) for each in found]}))
+        say(json.dumps({"ok": is_well, "findings": [asdict(finding) for finding in findings]}))
     return 0 if is_well else 1
 
 
-def line(each: Finding) -> Text:
+def line(finding: Finding) -> Text:
     """A finding, and below it what mends it."""
-    text = Text(f"{_MARKS[each.condition]} ", _STYLES[each.condition])
-    text.append(f"{each.name}: ", "bold")
-    text.append(visible(each.detail))
-    if each.mend:
+    text = Text(f"{_MARKS[finding.condition]} ", _STYLES[finding.condition])
+    text.append(f"{finding.name}: ", "bold")
+    text.append(visible(finding.detail))
+    if finding.mend:
         text.append("\n    → ", "dim")
-        text.append(visible(each.mend), "cyan")
+        text.append(visible(finding.mend), "cyan")
     return text
 
 

@@ -1,4 +1,4 @@
-"""What a job would get on a machine: for people before anything starts, and as JSON."""
+"""Devices that a job would get on a machine: for people before it starts, and as JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DevicePlan:
     warnings: tuple[str, ...] = ()
 
     def bytes_on(self, index: int) -> int:
-        """What the job needs at most of a GPU; 0: nothing, or not known."""
+        """Bytes that the job needs at most of a GPU; 0: none, or not known."""
         roles = self.placement.roles if self.placement is not None else {}
         needs = (
             self.demand.trainer if role == TRAINER else self.demand.rollout
@@ -40,7 +40,7 @@ class DevicePlan:
         return sum(need.num_bytes for need in needs)
 
     def lines(self) -> Iterator[str]:
-        """What to print."""
+        """Lines to print."""
         yield f"devices: {summary(self.devices)}"
         if self.placement is None:
             yield f"refused: {self.refusal}"
@@ -85,8 +85,8 @@ class DevicePlan:
         if not roles:
             return f"{device}: unused"
         need = self.bytes_on(device.index)
-        told = f"at most {human_bytes(need)} of {human_bytes(device.free_bytes)}"
-        memory = told if need else "memory not known"
+        most = f"at most {human_bytes(need)} of {human_bytes(device.free_bytes)}"
+        memory = most if need else "memory not known"
         return f"{device}: {', '.join(roles)} ({memory})"
 
 
@@ -94,13 +94,13 @@ def plan_of(spec: JobSpec, devices: Sequence[Device], size: ModelSize | None = N
     """Plan a job onto devices that no other job has."""
     size = size or size_of(Path(spec.model.path))
     demand = demand_of(spec, size)
-    found = place(demand, devices)
-    if isinstance(found, Lack):
+    placement = place(demand, devices)
+    if isinstance(placement, Lack):
         remedy = "" if size is None else _remedy(spec, size, devices)
-        return DevicePlan(tuple(devices), demand, None, refusal=found.text + remedy)
+        return DevicePlan(tuple(devices), demand, None, refusal=placement.text + remedy)
     unknown = [f"memory is not known: {UNKNOWN_SIZE}"] if size is None and devices else []
-    warnings = (*unknown, *found.warnings, *_unused(spec, size, devices, found))
-    return DevicePlan(tuple(devices), demand, found, warnings=warnings)
+    warnings = (*unknown, *placement.warnings, *_unused(spec, size, devices, placement))
+    return DevicePlan(tuple(devices), demand, placement, warnings=warnings)
 
 
 def plan_here(spec: JobSpec) -> DevicePlan | None:

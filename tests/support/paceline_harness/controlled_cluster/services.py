@@ -12,10 +12,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline import wire
-from paceline.server.settings_file import write_settings
 from paceline.config.service import ServiceSettings
 from paceline.enums import JobState, WorkerKind
 from paceline.local.processes import Processes
+from paceline.server.settings_file import write_settings
 from paceline.transport.metadata_channel import Metadata
 from paceline.transport.service_keys import issue
 from paceline.types import JobStatus
