@@ -6,7 +6,6 @@ An attack is seen by a file that code of its source package writes, and by what 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import stat
@@ -14,12 +13,16 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import AsyncIterator, Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 
 import psutil
 import pytest
 
 from paceline.code.install import FETCHER, UNPACKER, InstallError
+from paceline.code.wheels.messages import HANDLE
+from paceline.isolation.child import ERROR, ID, OP
+from paceline.isolation.frames import frame, messages
 from paceline_harness.packages.attack_range import (
     BACKEND,
     METADATA,
@@ -464,12 +467,12 @@ def test_where_nothing_contains_it_no_package_is_handled(tmp_path: Path, module:
     request |= {"requirements": ["leaf"], "constraints": [], "sources": {}, "most_bytes": MIB}
     said = subprocess.run(
         [sys.executable, "-c", WITHOUT_LANDLOCK, module],
-        input=json.dumps(request),
+        input=frame({ID: 0, OP: HANDLE, "request": request}),
         capture_output=True,
-        text=True,
     )
-    assert said.stderr == ""
-    assert "no Landlock" in json.loads(said.stdout)["error"]
+    assert said.stderr == b""
+    (answer,) = messages(BytesIO(said.stdout))
+    assert "no Landlock" in answer.fields[ERROR]
 
 
 async def test_an_installed_set_needs_no_index(target: Range) -> None:
