@@ -33,7 +33,7 @@ _EXHAUSTED = f"exit code {-signal.SIGPROF}"
 class BrokenChildError(PacelineError):
     """A child hung, died or sent an invalid answer; it has to be replaced."""
 
-    def __init__(self, message: str, *, loaded: bool, exhausted: bool = False) -> None:
+    def __init__(self, message: str, *, loaded: bool = False, exhausted: bool = False) -> None:
         """`loaded`: the function had been imported.
 
         `exhausted`: it was ended by its own bound of CPU time (`paceline.rewards.bounded`).
