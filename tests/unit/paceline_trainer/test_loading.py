@@ -22,7 +22,6 @@ from paceline_harness.models.families import save_family
 from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.phase_clock import report_loading
 from paceline_trainer.ranks.distributed import RankGroup
-from paceline_trainer.ranks.rank_info import RankInfo
 from paceline_trainer.step.loading import fetch, load_policy, open_policy
 from paceline_trainer.step.model import shard
 
@@ -173,7 +172,7 @@ class Told(PhaseReport):
         self.all.append((self.now.done, self.now.total))
 
 
-def test_bytes_are_reported_while_a_tensor_is_read(tmp_path: Path) -> None:
+def test_bytes_are_reported_while_a_tensor_is_read(tmp_path: Path, group: RankGroup) -> None:
     """Of embeddings of 40 MiB some are there before all of them; in the end all of the model is."""
     path = saved(tmp_path, vocab_size=160_001, tie_word_embeddings=True)
     report = Told()
@@ -181,7 +180,7 @@ def test_bytes_are_reported_while_a_tensor_is_read(tmp_path: Path) -> None:
     assert len(report.all) > 3  # the first layers are read for a trial
     report_loading(policy, 1, report)
     report.all.clear()
-    shard(policy, RankGroup(RankInfo()), dtype="float32")
+    shard(policy, group, dtype="float32")
     dones, (total,) = [done for done, _ in report.all], {total for _, total in report.all}
     assert dones == sorted(dones)
     assert dones[-1] == total == sum(p.nbytes for p in policy.parameters())
