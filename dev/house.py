@@ -70,7 +70,7 @@ HARNESS = "tests/support/"
 DOUBLE = "tests/kubernetes-double/"
 CONTRACT = "Messages stay at the edge"
 KIT = "paceline.isolation.child"
-_IN_KIT = KIT.rpartition(".")[0]
+_KIT_FOLDER = f"shared/{KIT.rpartition('.')[0].replace('.', '/')}"
 _NO_PROGRAMS = ("paceline.cli.", "paceline.server.issue_keys", "paceline_trainer.smoke_test")
 _FORKS = ("multiprocessing.get_context", "multiprocessing.Process")
 
@@ -200,7 +200,7 @@ def _experience(tree: Tree) -> Iterator[Row]:
 def _children(tree: Tree) -> Iterator[Row]:
     programs = dict(sorted(_programs(tree)))
     speaks = {name for name in programs if KIT in tree.imports.get(name, ())}
-    kit = [module for module in tree.written if module.name.startswith(_IN_KIT)]
+    kit = [module for module in tree.written if _is_in_kit(module)]
     named = {name for program, starters in programs.items() for name in (program, *starters)}
     details = [
         f"{f'{KIT}: ' if program in speaks else ''}{program} <- {', '.join(starters)}"
@@ -222,7 +222,7 @@ def _programs(tree: Tree) -> Iterator[tuple[str, list[str]]]:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 named.setdefault(node.value, set()).add(module.name)
     for module in tree.written:
-        if module.name.startswith(_IN_KIT):
+        if _is_in_kit(module):
             continue
         if _is_program(module) or KIT in tree.imports.get(module.name, ()):
             file = module.place.rpartition("/")[2]
@@ -232,6 +232,11 @@ def _programs(tree: Tree) -> Iterator[tuple[str, list[str]]]:
             yield f"{module.name}:-c", [module.name]
         if any(fork in module.text for fork in _FORKS):
             yield f"{module.name}:fork", [module.name]
+
+
+def _is_in_kit(module: Module) -> bool:
+    """Whether a module is one of the kit itself, not in a folder beside its modules."""
+    return module.place.rpartition("/")[0] == _KIT_FOLDER
 
 
 def _is_program(module: Module) -> bool:
