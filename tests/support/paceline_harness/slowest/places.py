@@ -47,8 +47,10 @@ class Places:
     def _run(self) -> None:
         main = threading.main_thread().ident
         while not self._ends.wait(_EVERY_S):
-            frame = sys._current_frames().get(main or 0)  # pyright: ignore[reportPrivateUsage]
-            place = self._place(frame)
+            # Kept in no variable: it would hold what the test has let go until the next look.
+            place = self._place(
+                sys._current_frames().get(main or 0)  # pyright: ignore[reportPrivateUsage]
+            )
             with self._lock:
                 self._looks[place] += 1
 

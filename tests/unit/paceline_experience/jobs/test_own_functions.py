@@ -19,6 +19,7 @@ from paceline.config.named import NamedPlugin, own_ledger_parts
 from paceline.errors import InvalidError, PacelineError
 from paceline.plugins import Context, EpisodeBatch, FinishedGroup, GroupOutcome, registry
 from paceline.sandbox import landlock
+from paceline.testing.engines import wait_for
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import called
@@ -318,7 +319,7 @@ async def test_a_job_that_hangs_delays_no_other_and_ends_at_once(functions: OwnF
     functions.end("hanging")
     with pytest.raises(PacelineError, match="the job is over"):
         await asyncio.wait_for(call, PATIENCE_S)
-    assert len(sealed_processes()) == 1
+    await wait_for(lambda: len(sealed_processes()) == 1, PATIENCE_S)
     assert (await healthy.decided(other, GROUP)).kept == (0, 1, 2, 3)
 
 
