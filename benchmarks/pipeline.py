@@ -155,9 +155,13 @@ def experience_address(folder: Path) -> str:
 
 
 def steady(spec: dict[str, Any], samples: list[Sample]) -> list[Sample]:
-    """The samples between the first tenth of the steps and the last step."""
+    """The samples between the first tenth of the steps and the last step.
+
+    All samples of a run that is too short for two of these, as a smoke may be.
+    """
     steps = spec["stop"]["steps"]
-    return [s for s in samples if steps // 10 <= s.step < steps]
+    moving = [s for s in samples if steps // 10 <= s.step < steps]
+    return moving if len(moving) > 1 else samples
 
 
 def table(

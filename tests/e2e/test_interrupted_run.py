@@ -33,8 +33,10 @@ def words(tiny_job: Callable[..., dict[str, Any]], tmp_path: Path) -> list[str]:
 
 @contextmanager
 def running(words: list[str], folder: Path) -> Generator[subprocess.Popen[str]]:
+    # Where the tests themselves run in the background, they have inherited that SIGINT is ignored.
+    command = ["env", "--default-signal=INT", *words]
     process = subprocess.Popen(
-        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         yield process
