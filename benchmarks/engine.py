@@ -33,7 +33,7 @@ import torch
 from rig.smoke import arguments
 from transformers import AutoModelForCausalLM
 
-from paceline.local.ports import free_port
+from paceline.front.local.ports import free_port
 from paceline.plugins import EngineRequest
 from paceline.types import SamplingParams
 from paceline.weights import SnapshotHeader, Staging, plan

@@ -27,8 +27,8 @@ from paceline.config import ServiceSettings
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import Purpose, WorkerKind
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
-from paceline.server.chassis import Chassis, run_loop
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.server.chassis import Chassis, run_loop
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.types import Assignment, Worker
 from paceline_environment.service import build
 from paceline_harness.peers import FakeExperience, FakeReward, FakeRollout

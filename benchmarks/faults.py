@@ -28,7 +28,7 @@ from chaos.site import make_model
 from chaos.table import table, table_of_names
 from rig.smoke import arguments as arguments_of
 
-from paceline.files import write_json
+from paceline.platform.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = {

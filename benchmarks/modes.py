@@ -45,7 +45,7 @@ from generation.measure import Measured, Setting, measure
 from pipeline import machine
 from rig.smoke import arguments as arguments_of
 
-from paceline.digest import number
+from paceline.platform.digest import number
 from paceline_experience.ledger.task_cursor import stable_seed
 from paceline_rollout.engines.simulated import Lengths
 

@@ -32,8 +32,6 @@ from rig.installation import ROOT, installed, url_of
 from rig.smoke import OneJob
 from rig.smoke import arguments as arguments_of
 
-from paceline.api.documents import JobView
-from paceline.client.client import Client
 from paceline.config.quota import Quota
 from paceline.errors import (
     InvalidError,
@@ -42,8 +40,10 @@ from paceline.errors import (
     QuotaError,
     StateError,
 )
-from paceline.files import token_of
-from paceline.local.processes import records_in
+from paceline.front.api.documents import JobView
+from paceline.front.client.client import Client
+from paceline.front.local.processes import records_in
+from paceline.platform.files import token_of
 
 SHARED = ("store", "experience", "gateway", "controller", "environment", "reward", "tracking")
 LOOK_S = 0.25

@@ -24,7 +24,7 @@ from pipeline import machine
 from rig.installation import ROOT, serving
 from rig.smoke import arguments as arguments_of
 
-from paceline.client.client import Client
+from paceline.front.client.client import Client
 
 RUNS: dict[str, tuple[str, ...]] = {
     "undisturbed": (),

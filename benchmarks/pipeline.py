@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 from rig.installation import ROOT, installed, url_of
 from rig.smoke import arguments as arguments_of
 
-from paceline import wire
-from paceline.client.client import Client
 from paceline.config import ServiceSettings, load_job
 from paceline.enums import JobState, WorkerKind
-from paceline.files import token_of
-from paceline.local.ports import PortSlots
-from paceline.transport.rpc import call, connect_as
-from paceline.transport.service_keys import FILE
+from paceline.front.client.client import Client
+from paceline.front.local.ports import PortSlots
+from paceline.platform import wire
+from paceline.platform.files import token_of
+from paceline.platform.transport.rpc import call, connect_as
+from paceline.platform.transport.service_keys import FILE
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1.roster_pb2_grpc import RosterStub
 

@@ -26,9 +26,9 @@ from pipeline import machine
 from rig.installation import ROOT, serving
 from rig.smoke import arguments as arguments_of
 
-from paceline.api.documents import MetricRow
-from paceline.client import Client
 from paceline.enums import JobState, Purpose
+from paceline.front.api.documents import MetricRow
+from paceline.front.client import Client
 from paceline.plugins import registry
 
 JOB = ROOT / "examples" / "arithmetic.yaml"

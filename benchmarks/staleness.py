@@ -33,7 +33,7 @@ from transformers import AutoTokenizer
 
 from paceline.config import JobSpec, resolve_job
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
-from paceline.objective.load import load_objective
+from paceline.methods.objective.load import load_objective
 from paceline.plugins import EngineRequest
 from paceline.types import SamplingParams
 from paceline.v1 import experience_pb2 as pb

@@ -27,8 +27,8 @@ from rig.smoke import arguments as arguments_of
 
 from paceline.config import JobSpec
 from paceline.config.load import resolve_job
-from paceline.server.chassis import run_loop
-from paceline.transport.rpc import SERVER_OPTIONS, connect
+from paceline.platform.server.chassis import run_loop
+from paceline.platform.transport.rpc import SERVER_OPTIONS, connect
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import roster_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import (
@@ -202,7 +202,7 @@ async def train(
     """Run the trainer's loop in this process."""
     import torch
 
-    from paceline.objective.load import load_objective
+    from paceline.methods.objective.load import load_objective
     from paceline.weights import HttpTransport, TransportSettings
     from paceline_trainer.checkpoints.checkpoint import Checkpoints
     from paceline_trainer.client import TrainerLedger

@@ -3,7 +3,7 @@
     python dev/house.py [--root TREE] [--details] [--json FILE]
 
 * **Lines** are those of Python files, blank ones included. *Shipped*: `shared/` and `services/`;
-  *handwritten*: without `shared/paceline/v1` and `client/operations.py`.
+  *handwritten*: without `shared/paceline/v1` and `front/client/operations.py`.
 * **RL** is what `RL` below lists: methods, environments, rewards, data, the trainer's step, the
   engines, and generation: episodes, which task next, how many, which group is kept, what it is
   worth.
@@ -57,9 +57,8 @@ from promises import broad_handlers, own_patches
 from walk import walk
 
 RL = (
-    *(f"shared/paceline/{room}/" for room in ("methods", "objective", "environments", "rewards")),
-    *(f"shared/paceline/{room}/" for room in ("data", "generation", "samplers", "allocators")),
-    *(f"shared/paceline/{room}/" for room in ("filters", "replays", "topologies")),
+    *(f"shared/paceline/{room}/" for room in ("methods", "environments", "rewards")),
+    *(f"shared/paceline/{room}/" for room in ("data", "generation")),
     "services/paceline_trainer/step/",
     "services/paceline_rollout/engines/",
     *(f"services/paceline_environment/{room}/" for room in ("episodes", "rollouts", "worlds")),
@@ -71,7 +70,11 @@ DOUBLE = "tests/kubernetes-double/"
 CONTRACT = "Messages stay at the edge"
 KIT = "paceline.isolation.child"
 _KIT_FOLDER = f"shared/{KIT.rpartition('.')[0].replace('.', '/')}"
-_NO_PROGRAMS = ("paceline.cli.", "paceline.server.issue_keys", "paceline_trainer.smoke_test")
+_NO_PROGRAMS = (
+    "paceline.front.cli.",
+    "paceline.platform.server.issue_keys",
+    "paceline_trainer.smoke_test",
+)
 _FORKS = ("multiprocessing.get_context", "multiprocessing.Process")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.telemetry.metric_names import NAMES, Spec
+from paceline.platform.telemetry.metric_names import NAMES, Spec
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 BEGIN = "<!-- table: written by dev/metrics_table.py -->\n"

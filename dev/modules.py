@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = "paceline"
-GENERATED = ("shared/paceline/v1/", "shared/paceline/client/operations.py")
+GENERATED = ("shared/paceline/v1/", "shared/paceline/front/client/operations.py")
 
 
 @dataclass(frozen=True)

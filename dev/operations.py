@@ -12,15 +12,15 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from pydantic import BaseModel
 
-from paceline.api.documents import document_of
 from paceline.enums import WorkerKind
+from paceline.front.api.documents import document_of
+from paceline.platform.transport.job_credential import JOB_KINDS
+from paceline.platform.transport.operations import HttpRoute, Operation, for_users
+from paceline.platform.transport.rpc_authorization import Callers, callers
 from paceline.plugins import StrictModel
-from paceline.transport.job_credential import JOB_KINDS
-from paceline.transport.operations import HttpRoute, Operation, for_users
-from paceline.transport.rpc_authorization import Callers, callers
 
 ROOT = Path(__file__).parents[1]
-SDK = ROOT / "shared" / "paceline" / "client" / "operations.py"
+SDK = ROOT / "shared" / "paceline" / "front" / "client" / "operations.py"
 BEGIN, END = "<!-- table: dev/operations.py -->\n", "<!-- end of table -->\n"
 # Job files, archives and event streams: these methods are handwritten, in `client.py`.
 BY_HAND = frozenset({"SubmitJob", "UploadCode", "WatchJob"})
@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 {imports}
-from paceline.client.calls import RestCall, View
+from paceline.front.client.calls import RestCall, View
 
 '''
 CLASS = '''

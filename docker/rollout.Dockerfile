@@ -54,6 +54,6 @@ USER 10001:10001
 # gRPC, metrics and health, weight streams.
 EXPOSE 8400 8401 8402
 ENTRYPOINT ["python", "-m"]
-CMD ["paceline.cli", "--help"]
+CMD ["paceline.front.cli", "--help"]
 RUN python -c "import paceline_rollout.service" \
     && /opt/sglang/bin/python -c "from importlib.metadata import version; print(version('sglang'))"

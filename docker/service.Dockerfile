@@ -49,7 +49,7 @@ USER 10001:10001
 # gRPC, metrics and health; the gateway's REST.
 EXPOSE 8400 8401 8300
 ENTRYPOINT ["python", "-m"]
-CMD ["paceline.cli", "--help"]
+CMD ["paceline.front.cli", "--help"]
 # Fails if torch is importable, even if a plug-in pulled it in.
 RUN python -c "import sys; from importlib.util import find_spec; sys.exit('torch is in this image' if find_spec('torch') else 0)" \
     && python -c "import paceline_${SERVICE}.service"

@@ -51,5 +51,5 @@ USER 10001:10001
 # gRPC, metrics and health, weight streams, torchrun.
 EXPOSE 8400 8401 8402 8403
 ENTRYPOINT ["python", "-m"]
-CMD ["paceline.cli", "--help"]
+CMD ["paceline.front.cli", "--help"]
 RUN python -c "import paceline_trainer.service"

@@ -14,8 +14,8 @@ from typing import Any
 
 from chaos.accounting import Books, Event, Published
 
-from paceline.client.client import Client
 from paceline.errors import PacelineError
+from paceline.front.client.client import Client
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{3})Z \w+ (.*)")
 _PUBLISHED = re.compile(r"publish published version=(\d+) step=(\d+) .*digest=(\w+)")

@@ -8,8 +8,8 @@ from contextlib import suppress
 import psutil
 from chaos.view import Attempt, Key, Sign, View
 
-from paceline.client.client import Client
 from paceline.errors import PacelineError
+from paceline.front.client.client import Client
 
 
 def episodes_elsewhere(view: View, pids: set[int], since: float) -> Sign | None:

@@ -18,13 +18,13 @@ import psutil
 from chaos.relay import Relay
 from chaos.store import Store
 
-from paceline.client.client import Client
 from paceline.config.service import LogSettings
 from paceline.enums import WorkerKind
-from paceline.local.ports import PortSlots
-from paceline.local.processes import Record, records_in
-from paceline.local.supervisor import HOST, Local
-from paceline.telemetry import logs
+from paceline.front.client.client import Client
+from paceline.front.local.ports import PortSlots
+from paceline.front.local.processes import Record, records_in
+from paceline.front.local.supervisor import HOST, Local
+from paceline.platform.telemetry import logs
 
 HERE = Path(__file__).resolve().parent.parent
 DISK_BYTES = 1 << 29

@@ -13,8 +13,8 @@ from typing import Any
 
 import redis
 
-from paceline.local.processes import Processes, Record
-from paceline.local.store import NAME, EmbeddedStore
+from paceline.front.local.processes import Processes, Record
+from paceline.front.local.store import NAME, EmbeddedStore
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 _LOOK_S = 0.1

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from chaos.journal import journal
 
-from paceline.digest import task_id
-from paceline.files import write_json
+from paceline.platform.digest import task_id
+from paceline.platform.files import write_json
 from paceline.plugins import EnvironmentPlugin, Message, Observation, RewardInput, StepResult
 from paceline.types import Score, Task
 

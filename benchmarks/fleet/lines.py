@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from paceline.config.service import LogSettings
-from paceline.sandbox.pipes import ReadPipe
-from paceline.telemetry.logs import setup
+from paceline.isolation.sandbox.pipes import ReadPipe
+from paceline.platform.telemetry.logs import setup
 
 Answer = Callable[..., Awaitable[dict[str, Any]]]
 _MOST_LINE_BYTES = 1 << 20

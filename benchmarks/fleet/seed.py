@@ -15,8 +15,8 @@ from lines import answer, tell, usage
 from snapshots import Weights, noise, shapes
 
 from paceline.enums import WorkerKind
-from paceline.server.membership import Membership
-from paceline.transport import rpc
+from paceline.platform.server.membership import Membership
+from paceline.platform.transport import rpc
 from paceline.types import Worker
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1.roster_pb2_grpc import RosterStub

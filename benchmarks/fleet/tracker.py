@@ -11,8 +11,8 @@ import uvloop
 from grpc import aio
 from lines import answer, tell, usage
 
-from paceline.telemetry.metrics import Metrics
-from paceline.transport import rpc
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport import rpc
 from paceline.types import PolicyVersion
 from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
 from paceline.weights.route import ChunkSource

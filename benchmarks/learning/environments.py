@@ -22,8 +22,8 @@ from typing import Any
 
 import yaml
 
-from paceline.client import Client
 from paceline.enums import JobState, Purpose
+from paceline.front.client import Client
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pipeline import machine

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.program import importing, leaving
+from paceline.platform.program import importing, leaving
 
 BESIDE = 3
 Command = dict[str, Any]

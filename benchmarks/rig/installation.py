@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 from rig.smoke import OneJob
 
-from paceline.client import Client
-from paceline.files import token_of
+from paceline.front.client import Client
+from paceline.platform.files import token_of
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S, STOP_S = 180.0, 180.0
@@ -32,7 +32,16 @@ def installed(*options: str, smoke: Path | None = None) -> Generator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         run_dir = Path(folder)
-        command = [sys.executable, "-m", "paceline.cli", "up", "--port", "0", "--run-dir", folder]
+        command = [
+            sys.executable,
+            "-m",
+            "paceline.front.cli",
+            "up",
+            "--port",
+            "0",
+            "--run-dir",
+            folder,
+        ]
         with (run_dir / "up.log").open("w") as log:
             process = subprocess.Popen([*command, *options], stdout=log, stderr=log, cwd=ROOT)
         try:

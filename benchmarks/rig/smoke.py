@@ -13,10 +13,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from paceline.api.documents import JobView
-from paceline.client import Client
-from paceline.client.calls import Spec
 from paceline.config import resolve_job
+from paceline.front.api.documents import JobView
+from paceline.front.client import Client
+from paceline.front.client.calls import Spec
 
 POSITIONS = 1024
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}="

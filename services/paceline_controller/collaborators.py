@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from paceline.api.tenants import Tenant
 from paceline.enums import JobState
+from paceline.front.api.tenants import Tenant
 from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import LiveJob
 from paceline_controller.scaling.decide import Bounds

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from paceline import wire
-from paceline.transport.rpc import call
+from paceline.platform import wire
+from paceline.platform.transport.rpc import call
 from paceline.types import Worker
 from paceline.v1 import experience_pb2, roster_pb2
 

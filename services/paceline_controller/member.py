@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from paceline.enums import WorkerKind
-from paceline.server.chassis import Chassis
+from paceline.platform.server.chassis import Chassis
 from paceline.types import Worker
 
 

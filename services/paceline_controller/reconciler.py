@@ -18,9 +18,9 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
-from paceline.server.failures import KILLED, OOM, describe
-from paceline.telemetry.logs import Log
-from paceline.text import clipped
+from paceline.platform.server.failures import KILLED, OOM, describe
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.text import clipped
 from paceline_controller.collaborators import JobRegistry, Sizing
 from paceline_controller.jobs.costs import Costs
 from paceline_controller.jobs.observed import Observed

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline import wire
-from paceline.api.tenants import Tenant, tenant_from
 from paceline.config import JobSpec, job_of
 from paceline.enums import JobState
 from paceline.errors import InvalidError, NotFoundError
-from paceline.server.job_records import fetch_job
-from paceline.transport.rpc import call
+from paceline.front.api.tenants import Tenant, tenant_from
+from paceline.platform import wire
+from paceline.platform.server.job_records import fetch_job
+from paceline.platform.transport.rpc import call
 from paceline.types import Job
 from paceline.v1 import experience_pb2, jobs_pb2, tenants_pb2
 from paceline_controller.jobs.plan import LiveJob, Wanted

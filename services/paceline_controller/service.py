@@ -8,13 +8,13 @@ from pathlib import Path
 
 from paceline.config.load import validate
 from paceline.config.service import ControllerOptions
-from paceline.files import lock_for_life
-from paceline.local.devices.discovery import devices_here
-from paceline.local.fork_server import PRELOADED
-from paceline.local.ports import PortSlots
-from paceline.server.chassis import Chassis, Service
-from paceline.server.membership import Membership
-from paceline.transport.rpc import connect_as
+from paceline.front.local.devices.discovery import devices_here
+from paceline.front.local.fork_server import PRELOADED
+from paceline.front.local.ports import PortSlots
+from paceline.platform.files import lock_for_life
+from paceline.platform.server.chassis import Chassis, Service
+from paceline.platform.server.membership import Membership
+from paceline.platform.transport.rpc import connect_as
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
-from paceline.transport.linger import Linger
+from paceline.platform.transport.linger import Linger
 
 Item = TypeVar("Item")
 

@@ -9,15 +9,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizers, Tokenizers
 from paceline.config import JobSpec, job_of
 from paceline.config.job import RewardSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.named import own_transform, problems
-from paceline.digest import number
 from paceline.enums import Purpose, TokenSource
 from paceline.errors import InvalidError
-from paceline.fair_queue import QueueOwner
+from paceline.isolation.code.tokenizers.jobs import JobTokenizer, LocalTokenizers, Tokenizers
+from paceline.platform.digest import number
+from paceline.platform.fair_queue import QueueOwner
+from paceline.platform.server import artifacts
+from paceline.platform.server.job_records import fetch_job
+from paceline.platform.transport.endpoints import WorkerEndpoints
 from paceline.plugins import (
     Environment,
     Observation,
@@ -26,12 +29,9 @@ from paceline.plugins import (
     declared,
     registry,
 )
-from paceline.server import artifacts
-from paceline.server.job_records import fetch_job
 from paceline.tokens.chat import Rendered
 from paceline.tokens.dialogue import DialogueState
 from paceline.tokens.transcript import TranscriptBuilder
-from paceline.transport.endpoints import WorkerEndpoints
 from paceline.types import Assignment, EpisodeStart, SamplingParams, TokenSpan
 from paceline.v1 import types_pb2
 from paceline_environment.outside.model import OutsideModel

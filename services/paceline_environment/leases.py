@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline import wire
 from paceline.enums import GiveBackReason
 from paceline.errors import PacelineError
-from paceline.telemetry.logs import Log
-from paceline.transport.linger import Linger, at_once
-from paceline.transport.rpc import backoff_s, exchange
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.linger import Linger, at_once
+from paceline.platform.transport.rpc import backoff_s, exchange
 from paceline.types import Assignment, EpisodeProgress
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2

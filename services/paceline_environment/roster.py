@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from paceline import wire
 from paceline.enums import WorkerKind
 from paceline.errors import PacelineError
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import backoff_s, stream
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import backoff_s, stream
 from paceline.types import Worker
 from paceline.v1 import roster_pb2 as pb
 

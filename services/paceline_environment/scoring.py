@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from grpc import aio
 
-from paceline import wire
 from paceline.errors import InvalidError, PacelineError, UnavailableError
-from paceline.telemetry.logs import Log
-from paceline.transport.linger import Linger, at_once
-from paceline.transport.rpc import backoff_s, call
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.linger import Linger, at_once
+from paceline.platform.transport.rpc import backoff_s, call
 from paceline.types import Score, Worker
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1.reward_pb2_grpc import RewardStub

@@ -7,21 +7,21 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from paceline.code.folders import CodeFolders
-from paceline.code.packages import Packages
-from paceline.code.sealed import sandbox_for
-from paceline.code.tokenizers.jobs import tokenizers_of
-from paceline.code.world_process import MODULE
 from paceline.config.load import validate
 from paceline.config.service import EnvironmentOptions
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
-from paceline.server import artifacts
-from paceline.server.chassis import Chassis, Service
-from paceline.server.membership import Membership
-from paceline.transport.endpoints import WorkerEndpoints
-from paceline.transport.linger import linger_s
-from paceline.transport.rpc import connect_as
+from paceline.isolation.code.folders import CodeFolders
+from paceline.isolation.code.packages import Packages
+from paceline.isolation.code.sealed import sandbox_for
+from paceline.isolation.code.tokenizers.jobs import tokenizers_of
+from paceline.isolation.code.world_process import MODULE
+from paceline.platform.server import artifacts
+from paceline.platform.server.chassis import Chassis, Service
+from paceline.platform.server.membership import Membership
+from paceline.platform.transport.endpoints import WorkerEndpoints
+from paceline.platform.transport.linger import linger_s
+from paceline.platform.transport.rpc import connect_as
 from paceline.types import Worker
 from paceline.v1.environment_pb2_grpc import add_EnvironmentServicer_to_server
 from paceline.v1.experience_pb2_grpc import ExperienceStub

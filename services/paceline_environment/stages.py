@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.enums import Phase
-from paceline.server.liveness import WorkProgress
-from paceline.telemetry.usage import Usage
+from paceline.platform.server.liveness import WorkProgress
+from paceline.platform.telemetry.usage import Usage
 from paceline.types import WorkerPhase
 
 # room: waiting for a slot, in generate; repeat: until an endpoint may be asked again, likewise;

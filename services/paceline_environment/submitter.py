@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline import wire
 from paceline.config.quota import MAX_TRAJECTORY_BYTES
 from paceline.enums import EpisodeOutcome
 from paceline.errors import (
@@ -17,9 +16,10 @@ from paceline.errors import (
     PacelineError,
     StateError,
 )
-from paceline.telemetry.logs import Log
-from paceline.transport.linger import Linger, at_once
-from paceline.transport.rpc import backoff_s, call
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.linger import Linger, at_once
+from paceline.platform.transport.rpc import backoff_s, call
 from paceline.types import Trajectory
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.config.base import PluginSpec
 from paceline.errors import DeadlineError, InvalidError, PacelineError, plugin_boundary
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import (
     MAX_PICK_BYTES,
     Message,
@@ -19,7 +20,6 @@ from paceline.plugins import (
     Variant,
     registry,
 )
-from paceline.telemetry.logs import Log
 from paceline.types import Transcript
 
 log = Log("transform")

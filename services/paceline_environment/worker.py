@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline import wire
-from paceline.code.install import InstallError
 from paceline.enums import GiveBackReason, Purpose
 from paceline.errors import InvalidError, LimitError, PacelineError, VersionGoneError
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import NOTHING, Span
-from paceline.text import clipped
-from paceline.transport.endpoints import DeniedError
+from paceline.isolation.code.install import InstallError
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.telemetry.tracing import NOTHING, Span
+from paceline.platform.text import clipped
+from paceline.platform.transport.endpoints import DeniedError
 from paceline.types import Assignment, EpisodeProgress
 from paceline.v1 import types_pb2
 from paceline_environment.episodes.episode import Episode

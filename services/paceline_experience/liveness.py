@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from paceline.errors import PacelineError
-from paceline.server.liveness import ProcessProgress, WorkProgress
+from paceline.platform.server.liveness import ProcessProgress, WorkProgress
 from paceline_experience.store.store import Store
 
 POLL_S = 1.0

@@ -7,17 +7,17 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 
-from paceline.code.packages import Packages
 from paceline.config import ServiceSettings
 from paceline.config.load import validate
 from paceline.config.service import ExperienceOptions
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, PacelineError
-from paceline.fair_queue import QueueOwner
-from paceline.server.chassis import Chassis, Service
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import GaugeSet
-from paceline.transport.rpc_authorization import RefusedCallers
+from paceline.isolation.code.packages import Packages
+from paceline.platform.fair_queue import QueueOwner
+from paceline.platform.server.chassis import Chassis, Service
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import GaugeSet
+from paceline.platform.transport.rpc_authorization import RefusedCallers
 from paceline.types import Job, Worker
 from paceline_experience.api.access import AccessServicer, AuthenticationServicer
 from paceline_experience.api.credentials import Credentials

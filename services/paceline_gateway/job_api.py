@@ -10,7 +10,6 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paceline import wire
 from paceline.config import JobSpec, resolve_job
 from paceline.config.documents import read_json, read_yaml
 from paceline.config.precision import Dtype
@@ -25,12 +24,13 @@ from paceline.errors import (
     UnavailableError,
 )
 from paceline.models.resolve import ModelResolver
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.operations import CODE_BYTES_KEY, operation
+from paceline.platform.transport.principal import ALL_TENANTS, Principal
+from paceline.platform.transport.request_reader import timely
+from paceline.platform.transport.rpc import backoff_s
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
-from paceline.telemetry.logs import Log
-from paceline.transport.operations import CODE_BYTES_KEY, operation
-from paceline.transport.principal import ALL_TENANTS, Principal
-from paceline.transport.request_reader import timely
-from paceline.transport.rpc import backoff_s
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_gateway.access.refusals import Refusal

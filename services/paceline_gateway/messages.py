@@ -9,8 +9,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from paceline.errors import InvalidError
-from paceline.transport.operations import input_of, operations
-from paceline.transport.rpc import MAX_MESSAGE_BYTES
+from paceline.platform.transport.operations import input_of, operations
+from paceline.platform.transport.rpc import MAX_MESSAGE_BYTES
 
 MAX_SMALL_BYTES = 64 << 10
 MAX_PARTS = 1_000

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from paceline.transport.operations import Operation, for_users
-from paceline.transport.principal import Principal
+from paceline.platform.transport.operations import Operation, for_users
+from paceline.platform.transport.principal import Principal
 from paceline_gateway.access.guard import GrpcGuard
 from paceline_gateway.job_api import JobApi
 from paceline_gateway.upstream import Upstream

@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from paceline.errors import PacelineError, PendingError, UnavailableError
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import call
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import call
 
 FRESH_S = 1.0
 TIMEOUT_S = 2.0

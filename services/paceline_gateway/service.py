@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from grpc_health.v1 import health_pb2_grpc
 
-from paceline.code.sealed import sandbox_for
-from paceline.code.tokenizers.process import MODULE as TOKENIZER
 from paceline.config.load import validate
 from paceline.config.service import GatewayOptions, TlsSettings
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, UnavailableError
+from paceline.isolation.code.sealed import sandbox_for
+from paceline.isolation.code.tokenizers.process import MODULE as TOKENIZER
 from paceline.models.resolve import ModelResolver
-from paceline.server.chassis import Chassis, Service
-from paceline.server.membership import Membership
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import connect_as
+from paceline.platform.server.chassis import Chassis, Service
+from paceline.platform.server.membership import Membership
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import connect_as
 from paceline.types import Worker
 from paceline.v1.access_pb2_grpc import AuthenticationStub
 from paceline.v1.roster_pb2_grpc import RosterStub

@@ -9,11 +9,11 @@ from typing import Any
 from google.protobuf.message import Message
 from grpc import aio
 
-from paceline.telemetry.usage import Usage, nowhere
-from paceline.transport.operations import Operation
-from paceline.transport.principal import Principal
-from paceline.transport.rpc import call, stream
-from paceline.transport.sending import send
+from paceline.platform.telemetry.usage import Usage, nowhere
+from paceline.platform.transport.operations import Operation
+from paceline.platform.transport.principal import Principal
+from paceline.platform.transport.rpc import call, stream
+from paceline.platform.transport.sending import send
 from paceline_gateway.messages import checked
 from paceline_gateway.readiness import hide_upstream_details
 

@@ -1,9 +1,9 @@
 """`python -m paceline_reward SETTINGS.yaml`."""
 
-from paceline.program import importing, leave
+from paceline.platform.program import importing, leave
 
 with importing():
-    from paceline.server.chassis import main
+    from paceline.platform.server.chassis import main
     from paceline_reward.service import build
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.errors import NotFoundError
+from paceline.platform.server.job_records import fetch_job
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
-from paceline.server.job_records import fetch_job
-from paceline.telemetry.logs import Log
 
 if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub

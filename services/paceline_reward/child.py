@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from paceline.program import importing
+from paceline.platform.program import importing
 
 with importing():
     from paceline.errors import InvalidError, PacelineError

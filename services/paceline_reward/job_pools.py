@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 
 import paceline_reward
-from paceline.code.folders import CodeFolder
-from paceline.code.sealed import sandbox_for, start_sealed
-from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.isolation.cap import ProcessCap, Release
+from paceline.isolation.code.folders import CodeFolder
+from paceline.isolation.code.sealed import sandbox_for, start_sealed
 from paceline.isolation.process import ChildProcess
+from paceline.isolation.sandbox.sealed_process import SealedProcess
+from paceline.isolation.sandbox.zygote import LANDLOCK
+from paceline.platform.fair_queue import FairQueue, QueueOwner
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.plugins import RewardInput
-from paceline.sandbox.sealed_process import SealedProcess
-from paceline.sandbox.zygote import LANDLOCK
-from paceline.telemetry.metrics import Metrics
 from paceline.types import Score
 from paceline_reward.parts import RewardPart
 from paceline_reward.pool import ChildPool

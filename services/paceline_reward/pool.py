@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from paceline.errors import PacelineError
-from paceline.fair_queue import NO_OWNER, FairQueue, QueueOwner
 from paceline.isolation.calls import CallError, Calls, EndedError
 from paceline.isolation.pool import ProcessPool
 from paceline.isolation.process import ChildProcess, PlainProcess, command
+from paceline.platform.fair_queue import NO_OWNER, FairQueue, QueueOwner
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import RewardInput
-from paceline.telemetry.logs import Log
 from paceline.types import Score
 from paceline_reward.parts import RewardPart
 from paceline_reward.scores import (

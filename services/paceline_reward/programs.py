@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.platform.fair_queue import FairQueue, QueueOwner
 from paceline.plugins import ProgramEnding, ProgramLimits, ProgramOutcome, Programs
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from paceline.enums import ScoreStatus
 from paceline.errors import UnlistedError
-from paceline.fair_queue import NO_OWNER, QueueOwner
+from paceline.platform.fair_queue import NO_OWNER, QueueOwner
+from paceline.platform.server.liveness import WorkProgress
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.telemetry.tracing import Span
 from paceline.plugins import Endpoints, Programs, RewardInput
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
-from paceline.server.liveness import WorkProgress
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import Span
 from paceline.types import Score
 from paceline_reward.job_pools import JobPools
 from paceline_reward.parts import RewardPart, read_parts, stages

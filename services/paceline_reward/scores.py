@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from paceline.enums import ScoreStatus
+from paceline.platform.text import MAX_NAME, encodable, is_name
 from paceline.plugins import RewardInput, RewardTurn
-from paceline.text import MAX_NAME, encodable, is_name
 from paceline.types import Score, Task
 
 MAX_JSON_BYTES = 4 << 20  # of a score, as a process sends it

@@ -8,19 +8,19 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
-from paceline.code.folders import CodeFolders
-from paceline.code.packages import Packages
 from paceline.config.load import validate
 from paceline.config.service import RewardOptions
 from paceline.enums import WorkerKind
 from paceline.errors import UnavailableError
-from paceline.fair_queue import FairQueue
-from paceline.sandbox.sandbox import Sandbox
-from paceline.server import artifacts
-from paceline.server.chassis import Chassis, Service
-from paceline.server.membership import Membership
-from paceline.transport.endpoints import WorkerEndpoints
-from paceline.transport.rpc import connect_as
+from paceline.isolation.code.folders import CodeFolders
+from paceline.isolation.code.packages import Packages
+from paceline.isolation.sandbox.sandbox import Sandbox
+from paceline.platform.fair_queue import FairQueue
+from paceline.platform.server import artifacts
+from paceline.platform.server.chassis import Chassis, Service
+from paceline.platform.server.membership import Membership
+from paceline.platform.transport.endpoints import WorkerEndpoints
+from paceline.platform.transport.rpc import connect_as
 from paceline.types import Worker
 from paceline.v1 import reward_pb2_grpc
 from paceline.v1.experience_pb2_grpc import ExperienceStub

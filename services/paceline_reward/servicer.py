@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, cast
 
-from paceline import wire
 from paceline.config.documents import read_json
 from paceline.errors import InvalidError
-from paceline.fair_queue import QueueOwner
+from paceline.platform import wire
+from paceline.platform.fair_queue import QueueOwner
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.telemetry.tracing import OFF, Span, Tracer
 from paceline.plugins import RewardInput, RewardTurn
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import OFF, Span, Tracer
 from paceline.types import Task
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import reward_pb2_grpc, types_pb2

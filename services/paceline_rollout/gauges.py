@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from paceline.enums import WorkerKind
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.plugins import EngineStatus
-from paceline.telemetry.metrics import Metrics
 
 COUNTERS = ("tokens", "prompt_tokens", "cached_tokens")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import JobSpec, job_of
-from paceline.digest import digest_of
 from paceline.errors import ConfigError, IntegrityError
+from paceline.platform.digest import digest_of
+from paceline.platform.program import importing
+from paceline.platform.server import artifacts
+from paceline.platform.server.cores import threads_for
+from paceline.platform.server.job_records import fetch_job
 from paceline.plugins import Engine, EngineFactory, registry
-from paceline.program import importing
-from paceline.server import artifacts
-from paceline.server.cores import threads_for
-from paceline.server.job_records import fetch_job
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub

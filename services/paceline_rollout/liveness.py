@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.platform.server.liveness import ProcessProgress, WorkProgress
 from paceline.plugins import Engine
-from paceline.server.liveness import ProcessProgress, WorkProgress
 from paceline_rollout.streams import StreamMultiplexer
 from paceline_rollout.weight_updater import WeightUpdater
 

@@ -6,10 +6,10 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from paceline import wire
 from paceline.errors import PacelineError
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import call
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import call
 from paceline.v1 import roster_pb2 as pb
 from paceline.weights.route import TransferReport
 

@@ -13,12 +13,12 @@ from paceline.config.load import validate
 from paceline.config.service import RolloutOptions
 from paceline.enums import Phase, WorkerKind
 from paceline.errors import ConfigError, PacelineError
-from paceline.free_memory import share_one_arena
+from paceline.platform.free_memory import share_one_arena
+from paceline.platform.server.chassis import Chassis, Service
+from paceline.platform.server.membership import Membership
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport import rpc
 from paceline.plugins import Engine, EngineStatus, registry
-from paceline.server.chassis import Chassis, Service
-from paceline.server.membership import Membership
-from paceline.telemetry.logs import Log
-from paceline.transport import rpc
 from paceline.types import PolicyVersion, Worker, WorkerPhase
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub

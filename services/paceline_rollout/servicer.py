@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from paceline import wire
 from paceline.errors import InvalidError
+from paceline.platform import wire
 from paceline.plugins import EngineOutput, EngineRequest, EngineStatus
 from paceline.types import PolicyVersion, SamplingParams
 from paceline.v1 import rollout_pb2 as pb

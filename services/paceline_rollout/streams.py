@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from paceline.enums import FinishReason
 from paceline.errors import UnavailableError
+from paceline.platform.telemetry.tracing import NOTHING, OFF, Span, Tracer
+from paceline.platform.transport.linger import linger_s
 from paceline.plugins import Engine, EngineOutput, EngineRequest, error_output
-from paceline.telemetry.tracing import NOTHING, OFF, Span, Tracer
-from paceline.transport.linger import linger_s
 from paceline_rollout.probation import REFUSED, Probation
 
 MAX_TIMEOUT_S = 86_400.0

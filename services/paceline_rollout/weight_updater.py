@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline import wire
 from paceline.config import JobSpec
 from paceline.enums import Phase
 from paceline.errors import (
@@ -21,11 +20,12 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.telemetry.tracing import OFF, Span, Tracer, step_context
+from paceline.platform.transport.rpc import backoff_s, stream
 from paceline.plugins import Engine, ProvesWeights, RollsBack, WeightSnapshot
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import OFF, Span, Tracer, step_context
-from paceline.transport.rpc import backoff_s, stream
 from paceline.types import PolicyVersion, WeightRefusal, WorkerPhase
 from paceline.v1 import roster_pb2 as pb
 from paceline.weights.canary import CanaryRule, CanaryVerdict

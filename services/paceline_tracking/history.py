@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline import wire
-from paceline.code.tokenizers.jobs import JobTokenizer, Tokenizers
 from paceline.enums import JobState, Purpose
-from paceline.progress import LedgerProgress
-from paceline.server import artifacts
-from paceline.transport.rpc import call, stream
+from paceline.isolation.code.tokenizers.jobs import JobTokenizer, Tokenizers
+from paceline.platform import wire
+from paceline.platform.progress import LedgerProgress
+from paceline.platform.server import artifacts
+from paceline.platform.transport.rpc import call, stream
 from paceline.types import Job, TrackerStatus, Trajectory, Worker
 from paceline.v1 import experience_pb2, jobs_pb2, roster_pb2, types_pb2
 

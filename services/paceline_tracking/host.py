@@ -6,11 +6,11 @@ import os
 from functools import partial
 from typing import Any
 
-from paceline.program import importing
+from paceline.platform.program import importing
 
 with importing():
     from paceline.isolation.child import ServedCall, serve
-    from paceline.parent import end_with_parent
+    from paceline.platform.parent import end_with_parent
     from paceline.plugins import Tracker, registry
     from paceline_tracking.messages import point_from, run_from
     from paceline_tracking.secrets import without_secrets

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from paceline.platform.progress import LedgerProgress
 from paceline.plugins import TrackedPoint, TrackedSample
-from paceline.progress import LedgerProgress
 from paceline.types import Trajectory, Worker
 from paceline_tracking.history import TrackedRow
 

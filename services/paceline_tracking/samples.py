@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from paceline.code.tokenizers.jobs import JobTokenizer
 from paceline.config.tracking import TrackedSamples
 from paceline.enums import Purpose
 from paceline.errors import PacelineError
+from paceline.isolation.code.tokenizers.jobs import JobTokenizer
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import TrackedSample
-from paceline.telemetry.logs import Log
 from paceline.types import Job
 from paceline_tracking.history import HistoryReader, TrackedRow
 from paceline_tracking.points import prompt_of, sample_of

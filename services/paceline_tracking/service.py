@@ -11,19 +11,19 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.code.tokenizers.jobs import tokenizers_of
 from paceline.config import job_of
 from paceline.config.load import validate
 from paceline.config.service import TrackingOptions
 from paceline.config.tracking import TrackingSpec
 from paceline.enums import TrackerState, WorkerKind
 from paceline.errors import ConfigError, PacelineError
+from paceline.isolation.code.tokenizers.jobs import tokenizers_of
+from paceline.platform.server.chassis import Chassis, Service
+from paceline.platform.server.membership import Membership
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import GaugeSet, Metrics, series
+from paceline.platform.transport.rpc import connect_as
 from paceline.plugins import TrackedRun
-from paceline.server.chassis import Chassis, Service
-from paceline.server.membership import Membership
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import GaugeSet, Metrics, series
-from paceline.transport.rpc import connect_as
 from paceline.types import Job, Worker
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub

@@ -13,10 +13,10 @@ from paceline.config.service import TrackingOptions
 from paceline.config.tracking import TrackingSpec
 from paceline.enums import TrackerState
 from paceline.errors import NotFoundError, PacelineError
+from paceline.platform.server.restarts import RestartBackoff
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.plugins import TrackedPoint, TrackedRun
-from paceline.server.restarts import RestartBackoff
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
 from paceline.types import Job, JobStatus, TrackerStatus
 from paceline_tracking.child import TrackerError, TrackerProcess
 from paceline_tracking.history import ROWS, HistoryReader, TrackedRow

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 from paceline.errors import PacelineError
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import TrackedPoint
-from paceline.telemetry.logs import Log
 from paceline_tracking.history import HistoryReader
 from paceline_tracking.points import Rates
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from paceline.program import importing, leave
+from paceline.platform.program import importing, leave
 
 with importing():
     from paceline_trainer.start import run

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline import wire
 from paceline.enums import TRAINER_SAYS, StopReason
 from paceline.errors import DeadlineError, UnavailableError
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import backoff_s, call, stream
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import backoff_s, call, stream
 from paceline.types import Job, PolicyVersion, WorkerMismatch
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2

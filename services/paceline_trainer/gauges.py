@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.metrics import Metrics
 from paceline_trainer.columns import Share
 
 PHASES = ("waiting", "stepping", "checkpointing", "publishing")

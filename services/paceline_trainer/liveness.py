@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from paceline.server.liveness import ProcessProgress, WorkProgress
+from paceline.platform.server.liveness import ProcessProgress, WorkProgress
 from paceline_trainer.phase_clock import PhaseClock
 from paceline_trainer.work_thread import WorkThread
 

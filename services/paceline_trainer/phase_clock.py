@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from paceline.enums import Phase
-from paceline.server.phase_report import PhaseReport
+from paceline.platform.server.phase_report import PhaseReport
 from paceline_trainer.step.model import PolicyModel
 
 _NAMES = {

@@ -17,15 +17,15 @@ from paceline.config.lifecycle.forks import ForkSpec
 from paceline.config.service import TrainerOptions
 from paceline.enums import Phase, WorkerKind
 from paceline.errors import FencedError, InvalidError, PacelineError, UnavailableError
+from paceline.methods.objective.load import load_objective
 from paceline.models.resolve import ModelResolver
-from paceline.objective.load import load_objective
+from paceline.platform.server.chassis import Chassis, Service
+from paceline.platform.server.cores import threads_for
+from paceline.platform.server.failures import describe
+from paceline.platform.server.membership import Membership
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import connect_as
 from paceline.plugins.allowed import AllowedTargets
-from paceline.server.chassis import Chassis, Service
-from paceline.server.cores import threads_for
-from paceline.server.failures import describe
-from paceline.server.membership import Membership
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import connect_as
 from paceline.types import Worker
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub

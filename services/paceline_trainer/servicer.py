@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline import wire
+from paceline.platform import wire
 from paceline.types import PolicyVersion
 from paceline.v1 import trainer_pb2 as pb
 from paceline.v1.trainer_pb2_grpc import TrainerServicer

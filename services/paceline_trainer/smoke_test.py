@@ -18,10 +18,10 @@ from uuid import uuid4
 
 import yaml
 
-from paceline.client.client import Client
 from paceline.enums import JobState
 from paceline.errors import PacelineError
-from paceline.program import importing, leave
+from paceline.front.client.client import Client
+from paceline.platform.program import importing, leave
 
 POLL_S = 1.0
 SPECIAL = ("<pad>", "<bos>", "<eos>")

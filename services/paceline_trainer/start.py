@@ -11,11 +11,11 @@ from paceline.config import ServiceSettings, parse_arguments
 from paceline.config.load import validate
 from paceline.config.service import TrainerOptions
 from paceline.errors import ConfigError, PacelineError, UnavailableError
-from paceline.free_memory import share_one_arena
-from paceline.program import importing
-from paceline.server.chassis import Chassis, run_process
-from paceline.telemetry import logs
-from paceline.telemetry.logs import Log
+from paceline.platform.free_memory import share_one_arena
+from paceline.platform.program import importing
+from paceline.platform.server.chassis import Chassis, run_process
+from paceline.platform.telemetry import logs
+from paceline.platform.telemetry.logs import Log
 from paceline_trainer.ranks.rank_info import RankInfo, find_rank
 
 if TYPE_CHECKING:

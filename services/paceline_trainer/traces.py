@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
-from paceline.telemetry.tracing import NOTHING, OFF, Span, Tracer, step_context
+from paceline.platform.telemetry.tracing import NOTHING, OFF, Span, Tracer, step_context
 from paceline_trainer.columns import Share
 
 MAX_STAGES = 64  # per step; further ones have no span

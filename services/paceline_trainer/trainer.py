@@ -17,8 +17,8 @@ from torch import Tensor
 from paceline.config.job import TrainerSpec
 from paceline.enums import Phase
 from paceline.errors import FencedError, InvalidError, PacelineError, StateError
-from paceline.telemetry.logs import Log
-from paceline.telemetry.usage import Usage, nowhere
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.usage import Usage, nowhere
 from paceline.types import PolicyVersion
 from paceline_trainer.checkpoints.checkpoint import Checkpoints, FoundCheckpoint, WrittenCheckpoint
 from paceline_trainer.checkpoints.state import StagedCheckpoint

@@ -6,12 +6,12 @@ jobs. These names are imported lazily.
 
 import os
 
-from paceline.lazy import lazily
+from paceline.config.lazy import lazily
 
 TYPE_CHECKING = False  # importing `typing` would take processes of 10 ms another 2 ms
 if TYPE_CHECKING:
-    from paceline.client import AsyncClient, Client
     from paceline.config import JobSpec
+    from paceline.front.client import AsyncClient, Client
 
 __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "JobSpec", "__version__"]
@@ -23,8 +23,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "AsyncClient": "paceline.client",
-        "Client": "paceline.client",
+        "AsyncClient": "paceline.front.client",
+        "Client": "paceline.front.client",
         "JobSpec": "paceline.config",
     },
 )

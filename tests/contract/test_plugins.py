@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from paceline.isolation.sandbox import landlock
+from paceline.isolation.sandbox.sandbox import Sandbox
 from paceline.plugins import (
     EnvironmentPlugin,
     Guest,
@@ -19,8 +21,6 @@ from paceline.plugins import (
     Stored,
     registry,
 )
-from paceline.sandbox import landlock
-from paceline.sandbox.sandbox import Sandbox
 from paceline.testing import (
     advantages,
     allocators,

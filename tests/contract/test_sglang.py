@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from paceline.errors import InvalidError, PacelineError
-from paceline.local.ports import PORTS
+from paceline.front.local.ports import PORTS
 from paceline.testing.engines import Answers, ask, wait_for
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import free_port

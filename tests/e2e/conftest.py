@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.files import locked
+from paceline.platform.files import locked
 from paceline_harness.patience import PATIENCE_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from paceline.client.client import Client
 from paceline.enums import WorkerKind
-from paceline.local.supervisor import Local
-from paceline.telemetry import monitoring
+from paceline.front.client.client import Client
+from paceline.front.local.supervisor import Local
+from paceline.platform.telemetry import monitoring
 from paceline_harness.monitoring.prometheus import Prometheus, Sample, local_targets
 from paceline_harness.patience import PATIENCE_S
 

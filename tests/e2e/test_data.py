@@ -13,7 +13,7 @@ import pytest
 
 from paceline.enums import JobState
 from paceline.errors import InvalidError
-from paceline.sandbox import landlock
+from paceline.isolation.sandbox import landlock
 from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -14,11 +14,11 @@ import grpc
 import psutil
 import pytest
 
-from paceline.client.client import Client
 from paceline.enums import WorkerKind
 from paceline.errors import UnavailableError
-from paceline.local.supervisor import Local
-from paceline.transport.metadata_channel import Metadata
+from paceline.front.client.client import Client
+from paceline.front.local.supervisor import Local
+from paceline.platform.transport.metadata_channel import Metadata
 from paceline.v1 import rollout_pb2
 from paceline.v1.rollout_pb2_grpc import RolloutStub
 from paceline_harness.callers.service_keys import metadata_of

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from paceline.client.client import Client
 from paceline.enums import JobState
-from paceline.files import read_json
-from paceline.local.supervisor import Local
+from paceline.front.client.client import Client
+from paceline.front.local.supervisor import Local
+from paceline.platform.files import read_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

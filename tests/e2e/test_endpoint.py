@@ -17,8 +17,8 @@ import psutil
 import pytest
 import yaml
 
-from paceline.cli.entry import main
 from paceline.errors import InvalidError, UnavailableError
+from paceline.front.cli.entry import main
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import goes_on
 from paceline_harness.servers.chat import JudgeServer, Reply, serving

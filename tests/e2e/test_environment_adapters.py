@@ -16,7 +16,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from paceline.enums import JobState
 from paceline.errors import InvalidError
-from paceline.sandbox import landlock
+from paceline.isolation.sandbox import landlock
 from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_refused_at_submit(
 
 def test_a_wrong_file_of_worlds_is_refused(tmp_path: Path) -> None:
     (tmp_path / "worlds.yaml").write_text("openenv: {}")
-    command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "paceline.front.cli", "up", "--run-dir", str(tmp_path / "run")]
     ended = subprocess.run(
         [*command, "--worlds", str(tmp_path / "worlds.yaml")],
         capture_output=True,

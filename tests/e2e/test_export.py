@@ -16,9 +16,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from paceline.client import Client
 from paceline.enums import JobState, TokenSource
-from paceline.local.supervisor import Local
+from paceline.front.client import Client
+from paceline.front.local.supervisor import Local
 from paceline.types import Transcript
 from paceline_harness.models.hub import FakeHub, serving_hub
 from paceline_harness.patience import PATIENCE_S
@@ -85,7 +85,7 @@ def split(transcript: Transcript) -> Answer:
 
 
 def export(job_id: str, run_dir: Path, output: Path, *options: str) -> Path:
-    command = [sys.executable, "-m", "paceline.cli", "export", job_id]
+    command = [sys.executable, "-m", "paceline.front.cli", "export", job_id]
     command += ["--run-dir", str(run_dir), "--output", str(output), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.client.client import Client
+from paceline.front.client.client import Client
 from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

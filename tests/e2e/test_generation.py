@@ -168,7 +168,15 @@ def test_what_another_job_has_exported_is_replayed(
         environment = psutil.Process(platform.pid_of("environment"))
         environment.suspend()
         job_id = client.submit(plain | {"name": "replays", "experience": experience}).status.job_id
-        command = [sys.executable, "-m", "paceline.cli", "replay", "import", job_id, str(path)]
+        command = [
+            sys.executable,
+            "-m",
+            "paceline.front.cli",
+            "replay",
+            "import",
+            job_id,
+            str(path),
+        ]
         done = subprocess.run(
             [*command, "--run-dir", str(platform.run_dir)],
             capture_output=True,

@@ -27,7 +27,7 @@ def words(tiny_job: Callable[..., dict[str, Any]], tmp_path: Path) -> list[str]:
     job = tiny_job(name="interrupted", eval=None, stop={"steps": STEPS})
     job["trainer"]["checkpoint"] = {"every": 1000}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    command = [sys.executable, "-m", "paceline.cli", "run", "job.yaml", "--run-dir", "run"]
+    command = [sys.executable, "-m", "paceline.front.cli", "run", "job.yaml", "--run-dir", "run"]
     return [*command, "--port", "0"]
 
 

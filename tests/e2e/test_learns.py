@@ -20,7 +20,7 @@ def run(*command: str) -> None:
 
 def test_the_demo_learns(tmp_path: Path, demo_model: Path) -> None:
     results = tmp_path / "run"
-    paceline = (sys.executable, "-m", "paceline.cli")
+    paceline = (sys.executable, "-m", "paceline.front.cli")
     job = ("run", "examples/arithmetic.yaml", "--set", f"model.path={demo_model}")
     run(*paceline, *job, "--run-dir", str(results), "--port", "0", "--quiet")
     summary = json.loads((results / "summary.json").read_text())

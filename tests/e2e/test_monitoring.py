@@ -13,7 +13,7 @@ import pytest
 
 from paceline.config.quota import Quota
 from paceline.errors import StateError
-from paceline.telemetry.metric_names import NAMES
+from paceline.platform.telemetry.metric_names import NAMES
 from paceline_harness.monitoring.dashboards import (
     Asked,
     Selector,

@@ -18,7 +18,7 @@ import pytest
 
 from paceline.enums import JobState
 from paceline.errors import InvalidError
-from paceline.sandbox import landlock
+from paceline.isolation.sandbox import landlock
 from paceline_harness.packages.wheels import write_wheel
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import goes_on
@@ -283,7 +283,7 @@ def test_a_few_episodes_are_shown_before_anything_is_trained(
     }
     (tmp_path / "job.yaml").write_text(json.dumps(job))
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "paceline.cli", "try", str(tmp_path / "job.yaml")]
+    command = [sys.executable, "-m", "paceline.front.cli", "try", str(tmp_path / "job.yaml")]
     ended = subprocess.run(
         [*command, "--episodes", "3", "--run-dir", str(run_dir)],
         capture_output=True,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from paceline.client.client import Client
 from paceline.enums import WorkerKind
-from paceline.local.supervisor import Local
+from paceline.front.client.client import Client
+from paceline.front.local.supervisor import Local
 from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -35,7 +35,7 @@ def test_the_demo_trains_on_servers(
     engines = {"sglang": {"python": sglang_python}}
     pools.write_text(json.dumps({"pools": {"default": {"engines": engines}}}))
     job += ["--pools", str(pools)]
-    command = [sys.executable, "-m", "paceline.cli", *job, "--run-dir", str(results)]
+    command = [sys.executable, "-m", "paceline.front.cli", *job, "--run-dir", str(results)]
     done = subprocess.run(
         [*command, "--port", "0", "--quiet"],
         cwd=ROOT,

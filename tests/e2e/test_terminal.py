@@ -19,10 +19,10 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from paceline.cli.entry import main
 from paceline.enums import JobState
-from paceline.files import token_of
-from paceline.sandbox import landlock
+from paceline.front.cli.entry import main
+from paceline.isolation.sandbox import landlock
+from paceline.platform.files import token_of
 from paceline_harness.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -255,7 +255,15 @@ def test_top_names_the_bottleneck(
         assert told[-1] == "rollout", (told, found["scores"])
         assert found["job_waits"][job_id]
         # With a token instead of the run directory, as for an installation elsewhere.
-        command = [sys.executable, "-m", "paceline.cli", "top", "--once", "--url", platform.http]
+        command = [
+            sys.executable,
+            "-m",
+            "paceline.front.cli",
+            "top",
+            "--once",
+            "--url",
+            platform.http,
+        ]
         token = {**os.environ, "PACELINE_TOKEN": token_of(platform.run_dir), "COLUMNS": "200"}
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE_S, env=token
@@ -315,7 +323,7 @@ def test_what_is_stored_is_read_where_nothing_runs_any_more(
     platform.stop()
     before = files_of(platform.run_dir)
     # Two commands at once.
-    command = [sys.executable, "-m", "paceline.cli", "verify", going]
+    command = [sys.executable, "-m", "paceline.front.cli", "verify", going]
     place = {**os.environ, "PACELINE_RUN_DIR": str(platform.run_dir)}
     with subprocess.Popen(command, env=place, stdout=subprocess.PIPE, text=True) as other:
         assert episodes(platform, finished, "-n", "500") == wanted

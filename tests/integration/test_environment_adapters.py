@@ -17,13 +17,13 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from paceline.code.folders import CodeFolder, CodeFolders
-from paceline.code.packages import Packages
-from paceline.code.sealed import sandbox_for
-from paceline.code.world_process import MODULE, WorldError
 from paceline.config.packages import PackageSettings
 from paceline.errors import InvalidError
-from paceline.fair_queue import NO_OWNER, QueueOwner
+from paceline.isolation.code.folders import CodeFolder, CodeFolders
+from paceline.isolation.code.packages import Packages
+from paceline.isolation.code.sealed import sandbox_for
+from paceline.isolation.code.world_process import MODULE, WorldError
+from paceline.platform.fair_queue import NO_OWNER, QueueOwner
 from paceline.plugins import Environment, Observation, StepResult
 from paceline.testing import environments
 from paceline.types import Task

@@ -19,9 +19,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.code.install import FETCHER, UNPACKER, InstallError
-from paceline.code.wheels.messages import HANDLE
 from paceline.isolation.child import ERROR, ID, OP
+from paceline.isolation.code.install import FETCHER, UNPACKER, InstallError
+from paceline.isolation.code.wheels.messages import HANDLE
 from paceline.isolation.frames import frame, messages
 from paceline_harness.packages.attack_range import (
     BACKEND,
@@ -409,7 +409,7 @@ async def test_credentials_of_the_index_are_in_no_error_argument_environment_or_
 SEALED = """
 import os, socket, sys, threading
 from pathlib import Path
-from paceline.sandbox.hold import Hold
+from paceline.isolation.sandbox.hold import Hold
 
 inside, secret, port = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 has_network = sys.argv[4] == "yes"

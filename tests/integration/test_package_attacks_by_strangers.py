@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.code.folders import CodeFolder
-from paceline.code.package_cache import PackageQuotaError
-from paceline.code.packages import Packages
-from paceline.code.sealed import sandbox_for, start_sealed
 from paceline.config.packages import PackageSettings
 from paceline.errors import InvalidError, PacelineError
-from paceline.fair_queue import QueueOwner
+from paceline.isolation.code.folders import CodeFolder
+from paceline.isolation.code.package_cache import PackageQuotaError
+from paceline.isolation.code.packages import Packages
+from paceline.isolation.code.sealed import sandbox_for, start_sealed
+from paceline.platform.fair_queue import QueueOwner
 from paceline_harness.packages.attack_range import Range, attack_range, rewritten, without_pip
 from paceline_harness.packages.wheels import write_wheel
 
@@ -169,8 +169,18 @@ async def test_what_is_installed_lies_in_its_folder_and_is_plain(target: Range) 
 
 
 SHADOWS = (
-    *("sitecustomize.py", "usercustomize.py", "paceline/__init__.py", "paceline/digest.py"),
-    *("paceline/code/world_child.py", "pydantic/__init__.py", "typing_extensions.py", "json.py"),
+    *(
+        "sitecustomize.py",
+        "usercustomize.py",
+        "paceline/__init__.py",
+        "paceline/platform/digest.py",
+    ),
+    *(
+        "paceline/isolation/code/world_child.py",
+        "pydantic/__init__.py",
+        "typing_extensions.py",
+        "json.py",
+    ),
     *("_distutils_hack/__init__.py", "installer/__init__.py", "encodings/__init__.py"),
 )
 SHADOW = """
@@ -180,7 +190,7 @@ pathlib.Path({canary!r}).write_text("ran")
 """
 PROBE = """
 import builtins, json, sys
-import paceline.digest, paceline.code.world_child, pydantic, typing_extensions
+import paceline.platform.digest, paceline.isolation.code.world_child, pydantic, typing_extensions
 import leaf
 
 def main():
@@ -198,7 +208,7 @@ async def test_packages_hide_nothing_of_ours_and_start_with_no_process(target: R
     packages = await target.install(code, no_index=True)
     again = await target.install(target.code("leaf", "leaf>=1"), no_index=True)  # beside them
     assert again == packages
-    sandbox = sandbox_for("paceline.code.world_child")
+    sandbox = sandbox_for("paceline.isolation.code.world_child")
     try:
         process = await start_sealed(
             sandbox, CodeFolder(code, packages), "probe", memory_bytes=1 << 30

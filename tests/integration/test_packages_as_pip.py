@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from packaging.utils import parse_wheel_filename
 
-from paceline.code.install import InstallError
-from paceline.code.packages import Packages
 from paceline.config.packages import PackageSettings
+from paceline.isolation.code.install import InstallError
+from paceline.isolation.code.packages import Packages
 from paceline_harness.packages.package_index import PackageIndex, serving
 from paceline_harness.packages.wheels import write_wheel
 

@@ -16,17 +16,17 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from paceline.client.client import AsyncClient, Client
 from paceline.config.sections.endpoints import EndpointSettings
 from paceline.config.service import ServiceSettings, TracingSettings
 from paceline.enums import WorkerKind
 from paceline.errors import PacelineError, UnavailableError
-from paceline.fair_queue import QueueOwner
-from paceline.local.processes import Processes
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import episode_context, start
-from paceline.transport.endpoints import WorkerEndpoints
-from paceline.transport.rpc import connect
+from paceline.front.client.client import AsyncClient, Client
+from paceline.front.local.processes import Processes
+from paceline.platform.fair_queue import QueueOwner
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.telemetry.tracing import episode_context, start
+from paceline.platform.transport.endpoints import WorkerEndpoints
+from paceline.platform.transport.rpc import connect
 from paceline_controller.certificates.config import Issue, Leaf
 from paceline_controller.certificates.secrets import Secrets
 from paceline_controller.runtimes.kubernetes.connection import KubernetesClient, configuration
@@ -221,7 +221,7 @@ def test_a_job_runs_behind_a_proxy(
 ) -> None:
     """All services of an installation start, find each other, and train."""
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(eval=None, stop={"steps": 2})))
-    command = [sys.executable, "-m", "paceline.cli"]
+    command = [sys.executable, "-m", "paceline.front.cli"]
     options = ["--run-dir", str(tmp_path / "run"), "--port=0"]
     done = subprocess.run(
         [*command, "run", str(tmp_path / "job.yaml"), *options],

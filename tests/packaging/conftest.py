@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.files import locked
+from paceline.platform.files import locked
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "paceline"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.telemetry.monitoring import RULES
+from paceline.platform.telemetry.monitoring import RULES
 from paceline_harness.monitoring.prometheus import MISSING, installed
 from paceline_harness.patience import PATIENCE_S
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.transport.principal import derived_token
+from paceline.platform.transport.principal import derived_token
 
 FEATURES = sorted(
     path.name.removesuffix("-values.yaml")

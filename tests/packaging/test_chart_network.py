@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.enums import WorkerKind
-from paceline.transport.rpc_authorization import WEIGHT_PEERS, callers
+from paceline.platform.transport.rpc_authorization import WEIGHT_PEERS, callers
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.kubernetes import names
 from paceline_controller.runtimes.kubernetes.manifests import ManifestContext, build

@@ -20,7 +20,7 @@ from paceline.config.service import (
     TrainerOptions,
 )
 from paceline.enums import WorkerKind
-from paceline.transport.service_keys import ServiceKeys, read_keys
+from paceline.platform.transport.service_keys import ServiceKeys, read_keys
 from paceline_controller.certificates.config import Issue
 from paceline_harness.installations.chart import content, settings_of_pods
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.telemetry.monitoring import DASHBOARDS, RULES
+from paceline.platform.telemetry.monitoring import DASHBOARDS, RULES
 from paceline_harness.monitoring.prometheus import MISSING, installed
 from paceline_harness.patience import PATIENCE_S
 

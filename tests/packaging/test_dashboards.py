@@ -5,7 +5,7 @@ from typing import Any
 import promql_parser
 import pytest
 
-from paceline.telemetry.metric_names import NAMES, VALUES
+from paceline.platform.telemetry.metric_names import NAMES, VALUES
 from paceline_harness.monitoring.dashboards import (
     Asked,
     Selector,

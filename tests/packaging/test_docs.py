@@ -14,10 +14,10 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from paceline.cli.entry import parser
 from paceline.config import JobSpec
 from paceline.config.load import parse_job
-from paceline.telemetry.metric_names import NAMES
+from paceline.front.cli.entry import parser
+from paceline.platform.telemetry.metric_names import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "paceline"

@@ -10,7 +10,7 @@ import sys, paceline
 heavy = {"grpc", "httpx", "numpy", "pydantic", "torch", "yaml"}
 print(sorted(heavy & set(sys.modules)), sorted(paceline.__all__), paceline.__version__ != "")
 from paceline import *
-from paceline.client.client import AsyncClient as A, Client as C
+from paceline.front.client.client import AsyncClient as A, Client as C
 from paceline.config import JobSpec as J
 print((AsyncClient, Client, JobSpec) == (A, C, J), {"Client", "JobSpec"} <= set(dir(paceline)))
 print(hasattr(paceline, "Klient"), "torch" in sys.modules)

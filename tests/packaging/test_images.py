@@ -12,7 +12,7 @@ from paceline import __version__
 from paceline.config.load import validate
 from paceline.config.service import ControllerOptions, ExperienceOptions, GatewayOptions
 from paceline.enums import WorkerKind
-from paceline.transport.service_keys import SPEAKS_FOR, ServiceKeys, read_keys
+from paceline.platform.transport.service_keys import SPEAKS_FOR, ServiceKeys, read_keys
 from paceline_harness.installations.compose import composition, settings_in_compose
 from paceline_harness.patience import PATIENCE_S
 

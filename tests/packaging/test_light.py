@@ -16,7 +16,7 @@ PROBE = r"""
 import importlib, pkgutil, re, sys
 # What of a method runs in the trainer alone, and what prepares weights there and in workers.
 ELSEWHERE = (
-    r"paceline\.(weights\.(adapters|names)|objective\..*|methods\.(\w+\.(correction|hook|proximal|regulariser|shaping|surrogate)|"
+    r"paceline\.(weights\.(adapters|names)|methods\.objective\..*|methods\.(\w+\.(correction|hook|proximal|regulariser|shaping|surrogate)|"
     r"parts\.(aggregation|batch|proximal|slots|surrogates|uniform|whole_batch)))"
 )
 # What is made of a library that only tests of its own install.

@@ -110,7 +110,7 @@ def test_a_method_takes_a_folder_and_an_entry_point(
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout
 
-    listed = said_by("-m", "paceline.cli", "recipes")
+    listed = said_by("-m", "paceline.front.cli", "recipes")
     assert ["halved", "control", "notes", "Halved:"] in [x.split()[:4] for x in listed.splitlines()]
     rows = said_by("-c", TABLES)
     assert "| `halved` | `entropy` | notes |" in rows

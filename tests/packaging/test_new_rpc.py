@@ -49,7 +49,7 @@ message EchoJobReply {
 """,
     ),
     (
-        "shared/paceline/api/documents.py",
+        "shared/paceline/front/api/documents.py",
         "class MetricRow(BaseModel):",
         '''class EchoView(BaseModel):
     """What a job has been made to say."""
@@ -77,9 +77,9 @@ from pathlib import Path
 
 import httpx
 
-from paceline.client import AsyncClient, Client
-from paceline.transport.rpc_authorization import callers
-from paceline.transport.rpc import call, connect
+from paceline.front.client import AsyncClient, Client
+from paceline.platform.transport.rpc_authorization import callers
+from paceline.platform.transport.rpc import call, connect
 from paceline.v1 import jobs_pb2
 from paceline.v1.jobs_pb2_grpc import JobsStub
 
@@ -136,7 +136,15 @@ def is_ready(addresses: Path) -> bool:
 @pytest.fixture
 def run_dir(tree: Path, tmp_path: Path, until: Callable[..., None]) -> Iterator[Path]:
     """The run directory of the copy's platform, once it accepts jobs."""
-    command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(tmp_path), "--port=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline.front.cli",
+        "up",
+        "--run-dir",
+        str(tmp_path),
+        "--port=0",
+    ]
     up = subprocess.Popen(command, env=env_of(tree), cwd=tree)
     try:
         until(lambda: is_ready(tmp_path / "gateway.json"), "no platform")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.code.folders import CodeFolder
-from paceline.fair_queue import QueueOwner
-from paceline.sandbox import landlock
+from paceline.isolation.code.folders import CodeFolder
+from paceline.isolation.sandbox import landlock
+from paceline.platform.fair_queue import QueueOwner
 from paceline.testing.rewards import item
 from paceline.types import Score
 from paceline_harness.documents.snippets import snippets

@@ -240,7 +240,7 @@ def test_pages_of_steps_can_be_followed(page: Path, forks: None, tmp_path: Path)
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
     program(programs / "python", f'exec {sys.executable} "$@"')
-    command = f'exec {sys.executable} -m paceline.cli "$@"'
+    command = f'exec {sys.executable} -m paceline.front.cli "$@"'
     program(programs / "paceline", f'case $1 in run) set -- "$@" {SMALL} ;; esac\n{command}')
     for block in snippets(page):
         if block.file and not block.not_run:

@@ -68,7 +68,7 @@ def test_it_has_every_module(content: dict[str, bytes]) -> None:
 
 def test_it_has_the_rules_and_dashboards_of_the_chart(content: dict[str, bytes]) -> None:
     there = {
-        f"paceline/telemetry/monitoring/{path.relative_to(MONITORING)}": path.read_bytes()
+        f"paceline/platform/telemetry/monitoring/{path.relative_to(MONITORING)}": path.read_bytes()
         for path in MONITORING.rglob("*.*")
     }
     assert len(there) > 10

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.digest import number
+from paceline.platform.digest import number
 from paceline.plugins import Drop, FinishedGroup, Keep, Repair
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.digest import number
+from paceline.platform.digest import number
 from paceline.plugins import Context, FinishedGroup, Guest, Stored
 
 

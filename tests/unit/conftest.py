@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.local.fork_server import SHARED
+from paceline.front.local.fork_server import SHARED
 
 
 @pytest.fixture(autouse=True)

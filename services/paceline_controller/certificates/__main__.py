@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from paceline.program import importing, leave
+from paceline.platform.program import importing, leave
 
 with importing():
     from paceline_controller.certificates.start import main

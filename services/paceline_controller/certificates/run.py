@@ -8,8 +8,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from paceline.errors import ConflictError, DeadlineError, StateError, UnavailableError
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import backoff_s
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import backoff_s
 from paceline_controller.certificates.config import Issue
 from paceline_controller.certificates.content import (
     Data,

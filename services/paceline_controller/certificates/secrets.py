@@ -24,7 +24,7 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
-from paceline.proxies import environment_proxy
+from paceline.platform.proxies import environment_proxy
 from paceline_controller.certificates.config import Issue
 
 MANAGED_BY = "app.kubernetes.io/managed-by"

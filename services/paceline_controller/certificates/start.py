@@ -11,8 +11,8 @@ from pathlib import Path
 from paceline.config.load import load
 from paceline.config.service import LogSettings
 from paceline.errors import ConfigError, PacelineError, UnavailableError
-from paceline.telemetry import logs
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry import logs
+from paceline.platform.telemetry.logs import Log
 from paceline_controller.certificates.config import Issue
 from paceline_controller.certificates.run import run
 from paceline_controller.certificates.secrets import Secrets

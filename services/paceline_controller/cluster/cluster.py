@@ -8,15 +8,15 @@ from functools import partial
 
 from kubernetes.aio.client.configuration import Configuration
 
-from paceline.api.tenants import Tenant
 from paceline.config.sections.kubernetes import KubernetesOptions
 from paceline.config.service import ControllerOptions
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import FencedError, PacelineError, UnavailableError
-from paceline.server.chassis import Chassis, Service
-from paceline.server.membership import Membership
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import connect, connect_as
+from paceline.front.api.tenants import Tenant
+from paceline.platform.server.chassis import Chassis, Service
+from paceline.platform.server.membership import Membership
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import connect, connect_as
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from paceline.errors import ConflictError, NotFoundError, PacelineError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 
 log = Log("leader")
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline import wire
 from paceline.enums import JobState
 from paceline.errors import (
     ConflictError,
@@ -27,8 +26,9 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import backoff_s, call
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import backoff_s, call
 from paceline.types import Job
 from paceline.v1 import jobs_pb2
 from paceline_controller.cluster.training_job_status import (

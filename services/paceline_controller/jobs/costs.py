@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from paceline.config.service import ControllerOptions
 from paceline.enums import WorkerKind
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.metrics import Metrics
 from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import Wanted
 

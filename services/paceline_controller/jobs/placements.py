@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.enums import JobState, WorkerKind
-from paceline.local.devices.demand import DeviceDemand, demand_of
-from paceline.local.devices.device import Device, listed
-from paceline.local.devices.placement import (
+from paceline.front.local.devices.demand import DeviceDemand, demand_of
+from paceline.front.local.devices.device import Device, listed
+from paceline.front.local.devices.placement import (
     TRAINER,
     Indices,
     Lack,
@@ -18,7 +18,7 @@ from paceline.local.devices.placement import (
     place,
     worker,
 )
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline_controller.jobs.plan import LiveJob, Wanted, trainer_name
 
 Held = Mapping[str, Mapping[str, Indices]]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from paceline.config.job import JobSpec
 from paceline.config.service import ControllerOptions, PoolOptions
 from paceline.enums import JobState, WorkerKind
-from paceline.local.devices.demand import rollout_gpus
-from paceline.local.devices.device import Device
+from paceline.front.local.devices.demand import rollout_gpus
+from paceline.front.local.devices.device import Device
 
 DEFAULT_POOL = "default"
 # Queued and paused jobs hold no accelerators; cancelling ones are being taken down.

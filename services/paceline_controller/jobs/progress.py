@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from paceline.enums import JobState, Phase
 from paceline.errors import PacelineError
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import GaugeSet, Metrics, series
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import GaugeSet, Metrics, series
 from paceline.types import Worker
 from paceline_controller.demand_source import DemandSource, JobDemand
 from paceline_controller.jobs.evidence import Evidence, evidence_of

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from paceline.api.tenants import Tenant
 from paceline.config.service import ControllerOptions
 from paceline.enums import JobState
+from paceline.front.api.tenants import Tenant
 from paceline_controller.jobs.placements import NO_DEVICES, DeviceRoom
 from paceline_controller.jobs.plan import LiveJob, fixed_rollouts, pools_of
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from paceline.config.service import ControllerOptions
 from paceline.enums import WorkerKind
-from paceline.server.failures import OOM
-from paceline.server.restarts import RestartBackoff
+from paceline.platform.server.failures import OOM
+from paceline.platform.server.restarts import RestartBackoff
 from paceline_controller.jobs.plan import Wanted
 
 CHECK_EVERY_S = 5.0

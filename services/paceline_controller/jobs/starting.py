@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from paceline.api.tenants import Tenant
 from paceline.config.service import ControllerOptions
 from paceline.enums import JobState
 from paceline.errors import PacelineError
-from paceline.local.devices.placement import Indices
-from paceline.telemetry.logs import Log
-from paceline.text import clipped
+from paceline.front.api.tenants import Tenant
+from paceline.front.local.devices.placement import Indices
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.text import clipped
 from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.placements import Placements
 from paceline_controller.jobs.plan import (

@@ -22,14 +22,14 @@ from paceline.config.service import (
 )
 from paceline.enums import WorkerKind
 from paceline.errors import InvalidError, PacelineError
-from paceline.files import discard, discard_drafts, write_secret
-from paceline.local.devices.device import VISIBLE
-from paceline.local.ports import PortSlots
-from paceline.local.processes import Processes, Record
-from paceline.server.settings_file import write_settings
-from paceline.telemetry.monitoring import targets_of
-from paceline.transport.rpc import call, connect_as
-from paceline.transport.service_keys import read_keys
+from paceline.front.local.devices.device import VISIBLE
+from paceline.front.local.ports import PortSlots
+from paceline.front.local.processes import Processes, Record
+from paceline.platform.files import discard, discard_drafts, write_secret
+from paceline.platform.server.settings_file import write_settings
+from paceline.platform.telemetry.monitoring import targets_of
+from paceline.platform.transport.rpc import call, connect_as
+from paceline.platform.transport.service_keys import read_keys
 from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.placements import Placements
 from paceline_controller.jobs.plan import Wanted, replicas_of

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from paceline.api.tenants import Tenant
 from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions
 from paceline.enums import WorkerKind
+from paceline.front.api.tenants import Tenant
 from paceline_controller.jobs.plan import fixed_rollouts, pools_of, rollout_name
 from paceline_controller.jobs.queue import PoolClaim
 from paceline_controller.scaling.entitle import WorkerDemand, entitled

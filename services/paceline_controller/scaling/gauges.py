@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.enums import WorkerKind
-from paceline.telemetry.metrics import Series, series
+from paceline.platform.telemetry.metrics import Series, series
 from paceline_controller.jobs.plan import rollout_name
 from paceline_controller.scaling.decide import Decision
 from paceline_controller.scaling.signals import JobSignals, Signals

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from paceline.config.service import ControllerOptions
 from paceline.enums import WorkerKind
 from paceline.errors import PacelineError
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import GaugeSet, Metrics
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import GaugeSet, Metrics
 from paceline_controller.demand_source import DemandSource
 from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import SERVED, LiveJob, pools_of, rollout_name

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Protocol, cast
 
 from paceline.errors import DeadlineError
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.metrics import Metrics
 from paceline_environment.stages import JobStages
 
 

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from paceline.enums import ScoreStatus
 from paceline.errors import PacelineError
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.tracing import NOTHING, Span
 from paceline.plugins import Environment, Observation, StepResult
-from paceline.telemetry.logs import Log
-from paceline.telemetry.tracing import NOTHING, Span
 from paceline.types import (
     EpisodeProgress,
     Provenance,

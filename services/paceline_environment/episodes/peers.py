@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import OFF, Tracer
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.telemetry.tracing import OFF, Tracer
 from paceline_environment.episodes.calls import EnvironmentCalls
 from paceline_environment.rollouts.failover import PolicyClient
 from paceline_environment.scoring import Scoring

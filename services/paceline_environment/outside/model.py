@@ -10,8 +10,8 @@ from typing import Any
 from paceline.config import JobSpec
 from paceline.enums import Phase
 from paceline.errors import UnavailableError
-from paceline.fair_queue import QueueOwner
-from paceline.transport.endpoints import RefusedError, WorkerEndpoints
+from paceline.platform.fair_queue import QueueOwner
+from paceline.platform.transport.endpoints import RefusedError, WorkerEndpoints
 from paceline.types import SamplingParams
 from paceline_environment.outside.replies import ChatTurn, NoCompletionError, filtered, read_turn
 from paceline_environment.stages import JobStages

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from paceline.environments.tool_calls import MAX_CALLS
 from paceline.errors import PacelineError
-from paceline.text import clipped, encodable
-from paceline.transport.endpoints import RefusedError
+from paceline.platform.text import clipped, encodable
+from paceline.platform.transport.endpoints import RefusedError
 from paceline.types import Reply
 from paceline_environment.outside.history import ChatMessage, action_of
 

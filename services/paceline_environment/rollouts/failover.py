@@ -14,10 +14,10 @@ from grpc import aio
 
 from paceline.enums import FinishReason
 from paceline.errors import DeadlineError, InvalidError, PacelineError, VersionGoneError
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.linger import Linger, at_once
-from paceline.transport.rpc import backoff_s, call
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.linger import Linger, at_once
+from paceline.platform.transport.rpc import backoff_s, call
 from paceline.types import Worker
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1.rollout_pb2_grpc import RolloutStub

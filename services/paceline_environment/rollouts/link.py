@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from grpc import aio
 
-from paceline import wire
 from paceline.enums import FinishReason
 from paceline.errors import PacelineError
-from paceline.telemetry.logs import Log
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.linger import Linger, at_once
+from paceline.platform.transport.rpc import exchange
 from paceline.tokens.transcript import merge_run
-from paceline.transport.linger import Linger, at_once
-from paceline.transport.rpc import exchange
 from paceline.types import VersionRun
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1.rollout_pb2_grpc import RolloutStub

@@ -10,7 +10,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from paceline.errors import DeadlineError, VersionGoneError
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.metrics import Metrics
 from paceline_environment.rollouts.picking import FairWaitQueue, RolloutCandidate, eligible, pick
 from paceline_environment.rollouts.turn import Turn
 from paceline_environment.roster import WorkerWatch

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from paceline.enums import FinishReason
-from paceline.telemetry.tracing import NOTHING, Span
+from paceline.platform.telemetry.tracing import NOTHING, Span
 from paceline.types import SamplingParams, VersionRun
 from paceline_environment.stages import JobStages
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from paceline.code.folders import CodeFolder
-from paceline.code.world_process import WorldError, WorldProcess
-from paceline.fair_queue import NO_OWNER, QueueOwner
 from paceline.isolation.cap import ProcessCap, Release
-from paceline.telemetry.logs import Log
+from paceline.isolation.code.folders import CodeFolder
+from paceline.isolation.code.world_process import WorldError, WorldProcess
+from paceline.platform.fair_queue import NO_OWNER, QueueOwner
+from paceline.platform.telemetry.logs import Log
 
 EPISODES_PER_PROCESS = 32
 MAX_PROCESSES = 32  # of a job; beyond, processes get more episodes

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from paceline.code.dialogue import observation_of
-from paceline.code.world_process import ProcessEndedError, WorldError
+from paceline.isolation.code.dialogue import observation_of
+from paceline.isolation.code.world_process import ProcessEndedError, WorldError
 from paceline.plugins import Observation, StepResult
 from paceline.types import Task
 from paceline_environment.worlds.processes import HostProcess, JobProcesses

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, cast
 
-from paceline.code.dialogue import messages_of, observation_fields
-from paceline.code.world_process import WorldError, WorldRefusedError
 from paceline.errors import InvalidError
+from paceline.isolation.code.dialogue import messages_of, observation_fields
+from paceline.isolation.code.world_process import WorldError, WorldRefusedError
 from paceline.plugins import Observation, TransformContext, Variant
 from paceline_environment.worlds.processes import JobProcesses
 

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from paceline.code.folders import CodeFolder, CodeFolders
-from paceline.code.sealed import OWN
-from paceline.code.world_process import WorldProcess
-from paceline.fair_queue import QueueOwner
 from paceline.isolation.cap import ProcessCap
+from paceline.isolation.code.folders import CodeFolder, CodeFolders
+from paceline.isolation.code.sealed import OWN
+from paceline.isolation.code.world_process import WorldProcess
+from paceline.isolation.sandbox.sandbox import Sandbox
+from paceline.platform.fair_queue import QueueOwner
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.plugins import Environment
-from paceline.sandbox.sandbox import Sandbox
-from paceline.telemetry.metrics import Metrics
 from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, LOAD_S, JobProcesses, Start
 from paceline_environment.worlds.remote import RemoteWorld
 from paceline_environment.worlds.transforms import RemoteTransform

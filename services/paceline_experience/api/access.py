@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline import wire
 from paceline.enums import AuditOutcome
-from paceline.transport.operations import bounded
-from paceline.transport.principal import ALL_TENANTS, Principal, Role, caller
+from paceline.platform import wire
+from paceline.platform.transport.operations import bounded
+from paceline.platform.transport.principal import ALL_TENANTS, Principal, Role, caller
 from paceline.v1 import access_pb2 as pb
 from paceline.v1 import access_pb2_grpc
 from paceline_experience.tenancy.audit_log import AuditEntry, AuditLog

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline import wire
 from paceline.enums import WorkerKind
 from paceline.errors import (
     AuthenticationError,
@@ -18,7 +17,8 @@ from paceline.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from paceline.transport.job_credential import (
+from paceline.platform import wire
+from paceline.platform.transport.job_credential import (
     JOB_KINDS,
     JobCredential,
     check_proof,
@@ -27,8 +27,12 @@ from paceline.transport.job_credential import (
     presented,
     sealed,
 )
-from paceline.transport.operations import Operation, operations
-from paceline.transport.rpc_authorization import RefusedCallers, caller_kinds, narrow_caller
+from paceline.platform.transport.operations import Operation, operations
+from paceline.platform.transport.rpc_authorization import (
+    RefusedCallers,
+    caller_kinds,
+    narrow_caller,
+)
 from paceline.types import Worker
 from paceline.v1.experience_pb2 import GetArtifactRequest
 from paceline.v1.roster_pb2 import JoinRequest

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from paceline import wire
 from paceline.enums import EpisodeOutcome, JobState, WorkerKind
-from paceline.progress import LedgerProgress
-from paceline.transport.job_credential import JobCredential
-from paceline.transport.rpc_authorization import check_speaks_for
+from paceline.platform import wire
+from paceline.platform.progress import LedgerProgress
+from paceline.platform.transport.job_credential import JobCredential
+from paceline.platform.transport.rpc_authorization import check_speaks_for
 from paceline.types import EpisodeProgress, TrackerStatus, WorkerMismatch
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import experience_pb2_grpc, types_pb2

@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from paceline import wire
-from paceline.api.episodes import NumberRange
 from paceline.enums import JobState, Purpose, ScoreStatus
 from paceline.errors import InvalidError, NotFoundError
-from paceline.transport.operations import CODE_BYTES_KEY, bounded
-from paceline.transport.principal import Role, caller
-from paceline.transport.request_reader import timely
-from paceline.transport.sending import accept
+from paceline.front.api.episodes import NumberRange
+from paceline.platform import wire
+from paceline.platform.transport.operations import CODE_BYTES_KEY, bounded
+from paceline.platform.transport.principal import Role, caller
+from paceline.platform.transport.request_reader import timely
+from paceline.platform.transport.sending import accept
 from paceline.v1 import activity_pb2, episodes_pb2, jobs_pb2_grpc, roster_pb2, types_pb2
 from paceline.v1 import jobs_pb2 as pb
 from paceline_experience.fleet.routes import RoutePlanner

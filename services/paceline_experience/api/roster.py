@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from paceline import wire
 from paceline.enums import WorkerKind
-from paceline.transport.job_credential import JOB_KINDS
-from paceline.transport.rpc_authorization import check_speaks_for
+from paceline.platform import wire
+from paceline.platform.transport.job_credential import JOB_KINDS
+from paceline.platform.transport.rpc_authorization import check_speaks_for
 from paceline.types import WeightRefusal, Worker, WorkerPhase
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1 import roster_pb2_grpc, types_pb2

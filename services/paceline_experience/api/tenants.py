@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.api.tenants import quota_from, tenant_to
 from paceline.errors import PermissionDeniedError
-from paceline.transport.principal import ALL_TENANTS, Role, caller
+from paceline.front.api.tenants import quota_from, tenant_to
+from paceline.platform.transport.principal import ALL_TENANTS, Role, caller
 from paceline.v1 import tenants_pb2 as pb
 from paceline.v1 import tenants_pb2_grpc
 from paceline_experience.tenancy.audit_log import AuditLog

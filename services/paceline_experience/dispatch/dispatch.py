@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from paceline.api.tenants import room
 from paceline.config.quota import Quota
 from paceline.enums import GiveBackReason, Purpose
 from paceline.errors import StoreError
-from paceline.telemetry.logs import Log
+from paceline.front.api.tenants import room
+from paceline.platform.telemetry.logs import Log
 from paceline.types import Assignment, EpisodeProgress
 from paceline_experience.dispatch.fair import Claim, SlotGrant, TenantShare, allot
 from paceline_experience.dispatch.presence import Presence

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from paceline.errors import PacelineError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline_experience.jobs.ledgers import Ledgers
 
 # Workers that only the ledger knows have this many times `return_s` to open a stream: this process

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import WeightRefusal, Worker, WorkerPhase
 from paceline.weights.route import TransferProgress
 from paceline_experience.store.signal import Signal

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.enums import WorkerKind
 from paceline.errors import UnavailableError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import PolicyVersion, Worker
 from paceline.weights.placement import PublishedVersion, WeightHolder, WeightPlacement
 from paceline.weights.route import (

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from paceline.beneath import mark_private
-from paceline.code.folders import CodeFolders
 from paceline.config.service import ExperienceOptions
 from paceline.data import JobData, MissingDataError, UnreadError
-from paceline.digest import digest_of
 from paceline.environments.dataset.options import DatasetOptions, SourceOptions
 from paceline.errors import InvalidError, PacelineError, UnavailableError
-from paceline.fair_queue import FairQueue, QueueOwner
-from paceline.files import lock_for_life
-from paceline.telemetry.logs import Log
+from paceline.isolation.code.folders import CodeFolders
+from paceline.platform.beneath import mark_private
+from paceline.platform.digest import digest_of
+from paceline.platform.fair_queue import FairQueue, QueueOwner
+from paceline.platform.files import lock_for_life
+from paceline.platform.telemetry.logs import Log
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.ledger.generation.plan import WantedTasks
 

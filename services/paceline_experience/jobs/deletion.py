@@ -15,7 +15,7 @@ from functools import partial
 
 from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError, StateError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import Job
 from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.jobs.job_files import JobFiles

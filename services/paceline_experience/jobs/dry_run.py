@@ -12,7 +12,7 @@ from paceline.errors import InvalidError
 from paceline.isolation.calls import CallError, Calls, EndedError
 from paceline.isolation.pool import ProcessPool
 from paceline.isolation.process import PlainProcess, command
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 
 NUM_CHILDREN = 2
 START_TIMEOUT_S = 120.0  # until a child has done its imports

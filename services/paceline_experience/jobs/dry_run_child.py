@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.program import importing
+from paceline.platform.program import importing
 
 # Each fork would walk, and so copy, all that was imported.
 with importing():
@@ -22,7 +22,7 @@ with importing():
     from paceline.data.errors import answer_of
     from paceline.errors import InvalidError, UnavailableError
     from paceline.isolation.child import ServedCall, serve
-    from paceline.parent import PARENT_CHECK_S, end_with_parent
+    from paceline.platform.parent import PARENT_CHECK_S, end_with_parent
     from paceline.plugins import registry
     from paceline_experience.ledger.sources import try_plugins
 

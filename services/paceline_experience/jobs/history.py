@@ -14,10 +14,10 @@ from weakref import WeakValueDictionary
 from pydantic_core import to_jsonable_python
 
 from paceline.enums import Purpose
-from paceline.files import write_json
-from paceline.progress import LedgerProgress
-from paceline.telemetry.logs import Log
-from paceline.text import encodable
+from paceline.platform.files import write_json
+from paceline.platform.progress import LedgerProgress
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.text import encodable
 from paceline.types import Job
 from paceline_experience.store.keys import job_key
 from paceline_experience.store.signal import Signal

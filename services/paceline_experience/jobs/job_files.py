@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 from paceline.errors import UnavailableError
-from paceline.files import discard, discard_drafts
-from paceline.local.ports import PortSlots
-from paceline.object_stores import filesystem_of
-from paceline.telemetry.monitoring import targets_of
+from paceline.front.local.ports import PortSlots
+from paceline.platform.files import discard, discard_drafts
+from paceline.platform.object_stores import filesystem_of
+from paceline.platform.telemetry.monitoring import targets_of
 from paceline_experience.jobs.forks.checkpoint_copies import (
     CheckpointCopy,
     copy_folder,

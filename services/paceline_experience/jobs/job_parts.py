@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from paceline.code.modules import own_targets
 from paceline.config import JobSpec
 from paceline.config.named import named, own_called_by_workers, own_ledger_parts
+from paceline.isolation.code.modules import own_targets
 from paceline_experience.ledger.generation.plan import generation_plan, wanted_tasks
 
 

@@ -17,8 +17,8 @@ from paceline.errors import (
     NotFoundError,
     StateError,
 )
+from paceline.platform.text import clipped
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
-from paceline.text import clipped
 from paceline.types import Job, TrackerStatus
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.record import (

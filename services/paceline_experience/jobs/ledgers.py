@@ -21,7 +21,7 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import Job
 from paceline_experience.jobs.dry_run import UntriedError
 from paceline_experience.jobs.history import History

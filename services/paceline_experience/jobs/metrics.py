@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import PacelineError
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.usage import TICK_S, Usage, ran
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.telemetry.usage import TICK_S, Usage, ran
 from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, OpenLedger

@@ -13,16 +13,16 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.code.folders import CodeFolder
-from paceline.code.function_process import start_functions
 from paceline.config.named import GENERATION, NamedPlugin
-from paceline.digest import digest_of
-from paceline.fair_queue import QueueOwner
 from paceline.isolation.calls import Calls
 from paceline.isolation.cap import ProcessCap
+from paceline.isolation.code.folders import CodeFolder
+from paceline.isolation.code.function_process import start_functions
+from paceline.isolation.sandbox.sandbox import Sandbox
+from paceline.platform.digest import digest_of
+from paceline.platform.fair_queue import QueueOwner
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.plugins import Context
-from paceline.sandbox.sandbox import Sandbox
-from paceline.telemetry.metrics import Metrics
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.own.job_functions import JobFunctions, failed
 from paceline_experience.ledger.advantages.episodes import trial_batch

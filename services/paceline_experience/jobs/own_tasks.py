@@ -14,23 +14,23 @@ from typing import Any, Protocol, cast
 
 from pydantic_core import from_json
 
-from paceline.code.folders import CodeFolder, CodeFolders
-from paceline.code.install import InstallError
-from paceline.code.package_cache import PackageQuotaError
-from paceline.code.requirements import REQUIREMENTS
-from paceline.code.world_process import (
+from paceline.data import JobData
+from paceline.errors import InvalidError, PacelineError, QuotaError, UnavailableError
+from paceline.isolation.code.folders import CodeFolder, CodeFolders
+from paceline.isolation.code.install import InstallError
+from paceline.isolation.code.package_cache import PackageQuotaError
+from paceline.isolation.code.requirements import REQUIREMENTS
+from paceline.isolation.code.world_process import (
     ProcessEndedError,
     WorldError,
     WorldProcess,
     WorldRefusedError,
 )
-from paceline.data import JobData
-from paceline.digest import digest_of
-from paceline.errors import InvalidError, PacelineError, QuotaError, UnavailableError
-from paceline.fair_queue import QueueOwner
+from paceline.isolation.sandbox.sandbox import Sandbox
+from paceline.platform.digest import digest_of
+from paceline.platform.fair_queue import QueueOwner
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import TaskSource
-from paceline.sandbox.sandbox import Sandbox
-from paceline.telemetry.logs import Log
 from paceline.types import Task
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.ledger.generation.plan import WantedTasks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.enums import JobState, StopReason
 from paceline.errors import StateError, TransitionError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import Job
 from paceline_experience.jobs.history import History
 from paceline_experience.jobs.hooks import start

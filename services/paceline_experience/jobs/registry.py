@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from paceline.config import job_of
 from paceline.errors import DeletedError, InvalidError, UnavailableError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import Job, JobStatus
 from paceline_experience.store.keys import job_key
 from paceline_experience.store.store import Store, pairs

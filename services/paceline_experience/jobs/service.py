@@ -17,9 +17,9 @@ from paceline.errors import (
     StoreError,
     UnavailableError,
 )
-from paceline.files import write_json
-from paceline.progress import LedgerProgress
-from paceline.telemetry.logs import Log
+from paceline.platform.files import write_json
+from paceline.platform.progress import LedgerProgress
+from paceline.platform.telemetry.logs import Log
 from paceline.types import Job, JobStatus, TrackerStatus
 from paceline_experience.fleet.roster import wait
 from paceline_experience.fleet.routes import RoutePlanner

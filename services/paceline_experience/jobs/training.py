@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from paceline.enums import TRAINER_SAYS, JobState, StopReason, WorkerKind
 from paceline.errors import PacelineError, StateError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import Job, PolicyVersion, WorkerMismatch
 from paceline.weights.route import ChunkSource
 from paceline_experience.fleet.roster import Member

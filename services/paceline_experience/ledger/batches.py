@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.enums import DropReason, StopReason
 from paceline.errors import FencedError, IntegrityError, InvalidError, StateError
-from paceline.text import clipped
+from paceline.platform.text import clipped
 from paceline_experience.ledger import shares
 from paceline_experience.ledger.advantages.estimator import Estimator, FixedEstimate
 from paceline_experience.ledger.checkpoints import retained

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.config import JobSpec
-from paceline.telemetry.logs import Log
-from paceline.telemetry.tracing import Tracer
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.tracing import Tracer
 from paceline.types import CheckpointStatus
 from paceline_experience.ledger.generation.learning import LearningPart
 from paceline_experience.ledger.generation.memory import Memory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.enums import DropReason, StopReason
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline_experience.ledger.admission import over_budget
 from paceline_experience.ledger.batches import Batches
 from paceline_experience.ledger.context import Hooks, LedgerContext

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from paceline import wire
 from paceline.enums import DropReason, GiveBackReason, Purpose
 from paceline.errors import InvalidError, LimitError, plugin_boundary
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import TaskSource
-from paceline.telemetry.logs import Log
 from paceline.types import Assignment, EpisodeProgress, Task
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.admission import (

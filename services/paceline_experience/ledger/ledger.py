@@ -10,8 +10,8 @@ from typing import Any
 from paceline.config.named import own_ledger_parts
 from paceline.config.service import ExperienceOptions
 from paceline.enums import EpisodeOutcome, GiveBackReason, StopReason
-from paceline.progress import LedgerProgress
-from paceline.telemetry.tracing import Tracer
+from paceline.platform.progress import LedgerProgress
+from paceline.platform.telemetry.tracing import Tracer
 from paceline.types import EpisodeProgress, PolicyVersion
 from paceline_experience.ledger.advantages.estimator import Estimator
 from paceline_experience.ledger.batches import Batches, fence

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline import wire
 from paceline.config import JobSpec
 from paceline.enums import Purpose
-from paceline.progress import LedgerProgress
-from paceline.telemetry.metrics import Metrics
+from paceline.platform import wire
+from paceline.platform.progress import LedgerProgress
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.v1 import types_pb2
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.counts import identity

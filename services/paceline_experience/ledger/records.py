@@ -16,9 +16,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import PlainSerializer, TypeAdapter
 
 from paceline.enums import ScoreStatus
+from paceline.platform.progress import EvalStanding
+from paceline.platform.text import encodable
 from paceline.plugins import GroupOutcome
-from paceline.progress import EvalStanding
-from paceline.text import encodable
 from paceline.types import PolicyVersion
 from paceline_experience.ledger.failures import Failures
 

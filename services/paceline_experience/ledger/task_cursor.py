@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from paceline.code.generation.starts import pick_text
 from paceline.errors import InvalidError, plugin_boundary
+from paceline.isolation.code.generation.starts import pick_text
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.text import clipped
 from paceline.plugins import MAX_CURSOR_BYTES, Pick, Sampler
-from paceline.telemetry.logs import Log
-from paceline.text import clipped
 
 _MAX_PROBLEM_BYTES = 4000
 log = Log("cursor")

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.telemetry.tracing import NOTHING, Span, Tracer, derived, episode_context, step_context
+from paceline.platform.telemetry.tracing import (
+    NOTHING,
+    Span,
+    Tracer,
+    derived,
+    episode_context,
+    step_context,
+)
 from paceline_experience.ledger.state import GroupRecord
 
 STAGES = {"q": "queued", "l": "lease", "f": "group", "r": "ready", "t": "batch", "n": "weights"}

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from paceline import wire
 from paceline.errors import InvalidError
-from paceline.telemetry.logs import Log
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
 from paceline.types import Trajectory
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.context import LedgerContext

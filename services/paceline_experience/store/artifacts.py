@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, 
 from contextlib import asynccontextmanager
 from typing import BinaryIO
 
-from paceline.digest import digest_of
 from paceline.errors import NotFoundError, UnavailableError
-from paceline.transport.principal import ALL_TENANTS
+from paceline.platform.digest import digest_of
+from paceline.platform.transport.principal import ALL_TENANTS
 from paceline_experience.store.store import Store
 
 CHUNK_BYTES = 1 << 20

@@ -28,7 +28,6 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from paceline.config.store_url import malformed, plain, without_secrets
 from paceline.enums import EPISODE_TRANSITIONS
 from paceline.errors import (
     DeletedError,
@@ -39,9 +38,10 @@ from paceline.errors import (
     TransitionError,
     UnavailableError,
 )
-from paceline.telemetry.logs import Log
-from paceline.telemetry.usage import Usage
-from paceline.transport.rpc import backoff_s
+from paceline.platform.store_url import malformed, plain, without_secrets
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.usage import Usage
+from paceline.platform.transport.rpc import backoff_s
 from paceline_experience.store.connections import Connections
 from paceline_experience.store.letters import LETTERS
 

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from paceline.errors import UnavailableError
-from paceline.files import write_json
-from paceline.telemetry.logs import Log
+from paceline.platform.files import write_json
+from paceline.platform.telemetry.logs import Log
 
 log = Log("watermarks")
 

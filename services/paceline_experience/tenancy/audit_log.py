@@ -17,8 +17,8 @@ from typing import Any
 
 from paceline.enums import AuditOutcome
 from paceline.errors import InvalidError, NotFoundError, PacelineError, StoreError
-from paceline.telemetry.logs import Log
-from paceline.transport.principal import ALL_TENANTS, Principal, Role
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.principal import ALL_TENANTS, Principal, Role
 from paceline_experience.store.store import Store
 
 # In separate streams, so that many refusals cannot push out entries of what was done.

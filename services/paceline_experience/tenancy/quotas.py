@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from paceline.api.tenants import SIZES
 from paceline.config.evaluation import EvalSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.quota import Quota
 from paceline.errors import LimitError
+from paceline.front.api.tenants import SIZES
 
 _PERIOD_S = 3600.0
 Sizes = dict[tuple[str, str], int]  # by tenant and limit

@@ -16,7 +16,13 @@ from paceline.errors import (
     NotFoundError,
     StateError,
 )
-from paceline.transport.principal import ALL_TENANTS, Principal, Role, new_token, token_digest
+from paceline.platform.transport.principal import (
+    ALL_TENANTS,
+    Principal,
+    Role,
+    new_token,
+    token_digest,
+)
 from paceline_experience.store.store import Store
 from paceline_experience.tenancy.audit_log import AuditLog, Command, fields_of
 

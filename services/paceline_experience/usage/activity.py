@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from paceline.api.activity import Activity, JobActivity, ProcessActivity
 from paceline.enums import JobState
-from paceline.transport.principal import ALL_TENANTS, Principal
+from paceline.front.api.activity import Activity, JobActivity, ProcessActivity
+from paceline.platform.transport.principal import ALL_TENANTS, Principal
 from paceline.types import JobStatus
 from paceline_experience.fleet.roster import Member, Query, Roster
 from paceline_experience.jobs.jobs import JobStore

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paceline.api.tenants import LIMITS, Tenant
-from paceline.telemetry.metrics import Series, series
+from paceline.front.api.tenants import LIMITS, Tenant
+from paceline.platform.telemetry.metrics import Series, series
 
 
 def values_of(tenants: Iterable[Tenant]) -> dict[Series, float]:

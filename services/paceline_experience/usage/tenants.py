@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from paceline.api.tenants import Tenant, TenantUsage
 from paceline.config.base import Name
 from paceline.config.load import explain
 from paceline.config.quota import Quota
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import InvalidError
-from paceline.telemetry.logs import Log
+from paceline.front.api.tenants import Tenant, TenantUsage
+from paceline.platform.telemetry.logs import Log
 from paceline_experience.dispatch.slots import SlotAccounting
 from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.jobs.jobs import JobStore

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from paceline.config import JobSpec
 from paceline.config.lifecycle.webhooks import WebhookSettings
 from paceline.errors import InvalidError, PermissionDeniedError
-from paceline.fair_queue import FairQueue, QueueOwner
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import backoff_s
+from paceline.platform.fair_queue import FairQueue, QueueOwner
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import backoff_s
 from paceline_experience.store.store import Store
 from paceline_experience.webhooks.notice import NOTICES, Notice, parse_notice
 from paceline_experience.webhooks.sender import WebhookSender, check_url, secret_of

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline import wire
 from paceline.config.limits import AccessLimits
 from paceline.errors import (
     AuthenticationError,
@@ -21,8 +20,9 @@ from paceline.errors import (
     RateError,
     UnavailableError,
 )
-from paceline.transport.principal import Principal, Role, token_digest, token_id_of
-from paceline.transport.rpc import call
+from paceline.platform import wire
+from paceline.platform.transport.principal import Principal, Role, token_digest, token_id_of
+from paceline.platform.transport.rpc import call
 from paceline.v1 import access_pb2 as pb
 from paceline_gateway.access.rates import AccessRates
 from paceline_gateway.access.refusals import Refusal, Refusals

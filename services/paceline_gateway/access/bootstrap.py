@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from paceline.config import ServiceSettings
 from paceline.errors import ConfigError
-from paceline.files import TOKEN_FILE, kept_secret
-from paceline.transport.principal import (
+from paceline.platform.files import TOKEN_FILE, kept_secret
+from paceline.platform.transport.principal import (
     ALL_TENANTS,
     Principal,
     Role,

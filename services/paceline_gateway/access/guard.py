@@ -13,10 +13,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import BusyError, PacelineError
-from paceline.transport.operations import Operation
-from paceline.transport.principal import Principal, Role
-from paceline.transport.request_reader import ReadSlot
-from paceline.transport.rpc import Admit
+from paceline.platform.transport.operations import Operation
+from paceline.platform.transport.principal import Principal, Role
+from paceline.platform.transport.request_reader import ReadSlot
+from paceline.platform.transport.rpc import Admit
 from paceline_gateway.access.authentication import FRESH_S, Authenticator
 from paceline_gateway.access.rules import Routes, required_role
 from paceline_gateway.error_responses import no_route, response_of

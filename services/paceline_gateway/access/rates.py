@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from paceline.config.limits import AccessLimits
 from paceline.errors import RateError
-from paceline.transport.principal import Principal
+from paceline.platform.transport.principal import Principal
 
 # Buckets of addresses and of tokens kept at most, so that addresses made up fill no memory.
 MAX_KEYS = 16_384

@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline import wire
 from paceline.errors import PacelineError
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.principal import Principal
-from paceline.transport.rpc import call
+from paceline.platform import wire
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.principal import Principal
+from paceline.platform.transport.rpc import call
 from paceline.v1 import access_pb2 as pb
 
 if TYPE_CHECKING:

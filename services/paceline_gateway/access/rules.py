@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from paceline.errors import PermissionDeniedError
-from paceline.transport.operations import for_users, operations
-from paceline.transport.principal import Role
+from paceline.platform.transport.operations import for_users, operations
+from paceline.platform.transport.principal import Role
 
 # Served without a token.
 PUBLIC = ("GET /livez", "GET /readyz", "GET /docs", "GET /docs/{asset}", "GET /openapi.json")

@@ -11,12 +11,12 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from paceline import __version__
-from paceline.api.documents import ErrorView
 from paceline.config import JobSpec
 from paceline.errors import InvalidError, NotFoundError, PacelineError
-from paceline.telemetry.logs import Log
-from paceline.transport.operations import Operation
-from paceline.wording import refusal, shown
+from paceline.errors.wording import refusal, shown
+from paceline.front.api.documents import ErrorView
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.operations import Operation
 from paceline_gateway.access.authentication import Authenticator
 from paceline_gateway.access.guard import RestGuard
 from paceline_gateway.error_responses import error_response, response_of

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 
 from paceline.errors import PacelineError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.v1 import jobs_pb2 as pb
 from paceline_gateway.http.views import view
 

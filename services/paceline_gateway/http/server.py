@@ -12,7 +12,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from paceline.config.service import TlsSettings
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline_gateway.http.framing import StrictConnection
 
 # Open event streams end with the process; their readers reconnect with Last-Event-ID.

@@ -14,10 +14,10 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 from pydantic import BaseModel
 
-from paceline import wire
-from paceline.api import tenants
-from paceline.api.documents import document_of
 from paceline.config.quota import Quota
+from paceline.front.api import tenants
+from paceline.front.api.documents import document_of
+from paceline.platform import wire
 
 Convert = Callable[[Any], Any]
 

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from paceline.beneath import ReadableFolders, is_of_kernel
 from paceline.config import JobSpec
 from paceline.config.named import patterns as named_patterns
 from paceline.config.named import problems
@@ -17,13 +16,14 @@ from paceline.config.quota import MAX_MODEL_FILES_BYTES
 from paceline.config.sections.model import ModelPlace, ModelSpec
 from paceline.environments.dataset.options import DatasetOptions
 from paceline.errors import ConfigError, InvalidError
+from paceline.errors.wording import shown
 from paceline.models.parsing import ParseError, parse
 from paceline.models.resolve import FoundModel, ModelResolver
 from paceline.models.weights import INDEX, check_headers, check_weights
+from paceline.platform.beneath import ReadableFolders, is_of_kernel
+from paceline.platform.transport.rpc import MAX_MESSAGE_BYTES
 from paceline.plugins import Replies, registry
 from paceline.plugins.allowed import AllowedTargets
-from paceline.transport.rpc import MAX_MESSAGE_BYTES
-from paceline.wording import shown
 from paceline_gateway.submit.patterns import Patterns
 
 MODEL_FILES = (

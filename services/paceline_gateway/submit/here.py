@@ -1,19 +1,19 @@
-"""A gateway's checks of a job, on the machine with its files; see `paceline.local.checks`."""
+"""A gateway's checks of a job, on the machine with its files; see `paceline.front.local.checks`."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
-from paceline.code.sealed import sandbox_for
-from paceline.code.tokenizers.process import MODULE as TOKENIZER
 from paceline.config import JobSpec
 from paceline.config.sections.model import ModelPlace, ModelSettings
 from paceline.config.tokenizers import TokenizerSettings
-from paceline.local.checks import Findings
+from paceline.front.local.checks import Findings
+from paceline.isolation.code.sealed import sandbox_for
+from paceline.isolation.code.tokenizers.process import MODULE as TOKENIZER
+from paceline.isolation.sandbox.sandbox import Sandbox
 from paceline.models.resolve import ModelResolver
 from paceline.plugins.allowed import AllowedTargets
-from paceline.sandbox.sandbox import Sandbox
 from paceline_gateway.submit.job_checks import JobChecks
 from paceline_gateway.submit.trial import ModelTrial
 

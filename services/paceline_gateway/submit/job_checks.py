@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from paceline.config import JobSpec
 from paceline.config.sections.model import ModelPlace, ModelSpec
 from paceline.errors import ConfigError, UnavailableError
-from paceline.fair_queue import FairThreads, QueueOwner
 from paceline.models.resolve import FoundModel, ModelResolver
+from paceline.platform.fair_queue import FairThreads, QueueOwner
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 from paceline_gateway.submit.checks import check_files, check_plugins, find_model, replies_of
 from paceline_gateway.submit.model_limits import check_model_limits

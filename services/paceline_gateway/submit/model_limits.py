@@ -9,6 +9,7 @@ from paceline.config import JobSpec
 from paceline.config.base import PluginSpec
 from paceline.config.sections.lora import LoraSpec
 from paceline.errors import ConfigError
+from paceline.errors.wording import shown
 from paceline.models.families import (
     POSITIONS,
     UNSERVED,
@@ -19,7 +20,6 @@ from paceline.models.families import (
 from paceline.models.parsing import ParseError, parse
 from paceline.models.shallow import SERVED_LAYERS
 from paceline.plugins import MAX_STOP_TOKENS
-from paceline.wording import shown
 
 _FILES = ("config.json", "generation_config.json")
 _TORCH = "torch"

@@ -21,12 +21,12 @@ from typing import IO
 from weakref import WeakValueDictionary
 
 from paceline.errors import ConfigError, UnavailableError
-from paceline.fair_queue import FairThreads, QueueOwner
-from paceline.local import fork_server
-from paceline.local.fork_server import ForkedProcess, ForkServer
-from paceline.local.processes import environment_of
-from paceline.sandbox.model_probe import MODULES, WRONG
-from paceline.telemetry.logs import Log
+from paceline.front.local import fork_server
+from paceline.front.local.fork_server import ForkedProcess, ForkServer
+from paceline.front.local.processes import environment_of
+from paceline.models.model_probe import MODULES, WRONG
+from paceline.platform.fair_queue import FairThreads, QueueOwner
+from paceline.platform.telemetry.logs import Log
 
 _TIMEOUT_S = 60.0  # torch is imported where no fork server has
 _MOST_AT_ONCE = 3

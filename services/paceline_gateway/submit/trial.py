@@ -9,13 +9,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 
-from paceline.code.tokenizers.frames import Call, ShowCall, Shown, TextCall
-from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizers
-from paceline.code.tokenizers.process import TokenProcess, TokenProcessError
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import BusyError, ConfigError, InvalidError
+from paceline.isolation.code.tokenizers.frames import Call, ShowCall, Shown, TextCall
+from paceline.isolation.code.tokenizers.jobs import JobTokenizer, LocalTokenizers
+from paceline.isolation.code.tokenizers.process import TokenProcess, TokenProcessError
+from paceline.isolation.sandbox.sandbox import Sandbox
 from paceline.plugins import Message, Observation, Replies
-from paceline.sandbox.sandbox import Sandbox
 from paceline.tokens.chat import RejectedMessagesError, Rendered, UnreadableTokenizerError
 from paceline.tokens.dialogue import DialogueState
 from paceline.tokens.steps import DialogueStep

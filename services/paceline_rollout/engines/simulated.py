@@ -21,6 +21,7 @@ import numpy as np
 
 from paceline.enums import FinishReason
 from paceline.errors import InvalidError, UnavailableError
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import (
     EngineLimits,
     EngineOutput,
@@ -29,7 +30,6 @@ from paceline.plugins import (
     error_output,
     request_problem,
 )
-from paceline.telemetry.logs import Log
 from paceline_rollout.activation import Activation, Gate, RequestQueue, Swap, parse_activation
 from paceline_rollout.engines.base import (
     OutputQueue,

@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from paceline import __version__
-from paceline.digest import digest_of
 from paceline.errors import FencedError, IntegrityError, NotFoundError, UnavailableError
-from paceline.telemetry.logs import Log
+from paceline.platform.digest import digest_of
+from paceline.platform.telemetry.logs import Log
 from paceline_trainer.checkpoints.digests import FileDigest
 from paceline_trainer.checkpoints.folders import (
     META,

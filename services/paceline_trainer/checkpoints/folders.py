@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.digest import digest_of
 from paceline.errors import IntegrityError, NotFoundError
+from paceline.platform.digest import digest_of
 from paceline_trainer.checkpoints.digests import FileDigest
 from paceline_trainer.checkpoints.storage import Sizes, Storage
 

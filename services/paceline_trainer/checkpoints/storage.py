@@ -12,8 +12,8 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from paceline.errors import ConfigError, IntegrityError, UnavailableError
-from paceline.files import sync
-from paceline.object_stores import installing_store
+from paceline.platform.files import sync
+from paceline.platform.object_stores import installing_store
 from paceline_trainer.checkpoints.digests import DigestingStream, FileDigest, digest_of
 
 Sizes = dict[str, int]

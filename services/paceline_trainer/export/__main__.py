@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from paceline.program import importing, leave
+from paceline.platform.program import importing, leave
 
 with importing():
     from safetensors import SafetensorError

@@ -6,9 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from paceline.digest import digest_of
 from paceline.errors import ConfigError, IntegrityError, InvalidError
 from paceline.models.resolve import ModelResolver
+from paceline.platform.digest import digest_of
 from paceline_trainer.checkpoints.folders import SavedCheckpoint, saved_checkpoint
 from paceline_trainer.export.card import CURVES, card
 from paceline_trainer.export.request import ExportRequest

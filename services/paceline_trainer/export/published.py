@@ -6,8 +6,8 @@ import re
 from pathlib import PurePosixPath
 from typing import Any, cast
 
-from paceline.config.store_url import without_secrets
 from paceline.config.tracking import is_secret
+from paceline.platform.store_url import without_secrets
 
 _PRIVATE = ("notify",)  # whoever has the address of a webhook can often call it
 _FILE = "file://"

@@ -15,8 +15,8 @@ from transformers.utils.logging import disable_progress_bar
 from paceline.config.sections.lora import LoraSpec
 from paceline.config.sections.model import ModelSpec
 from paceline.errors import ConfigError, IntegrityError
-from paceline.files import write_json
 from paceline.models.weights import check_no_adapter
+from paceline.platform.files import write_json
 from paceline.weights.adapters import merged
 from paceline_trainer.checkpoints.folders import SavedCheckpoint
 from paceline_trainer.checkpoints.format import CheckpointReader

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 
 from paceline.enums import Phase
 from paceline.errors import UnavailableError
-from paceline.server.phase_report import PhaseReport
-from paceline.telemetry.logs import Log
+from paceline.platform.server.phase_report import PhaseReport
+from paceline.platform.telemetry.logs import Log
 from paceline.types import WorkerPhase
 from paceline_trainer.ranks.distributed import Noticeboard
 from paceline_trainer.ranks.rank_info import RankInfo

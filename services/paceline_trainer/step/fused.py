@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

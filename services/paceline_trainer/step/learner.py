@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidError
-from paceline.free_memory import return_free_memory
+from paceline.methods.objective.pipeline import Objective, UpdatePlan
 from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.slots import StepScale
 from paceline.methods.parts.whole_batch import WholeBatch
-from paceline.objective.pipeline import Objective, UpdatePlan
-from paceline.telemetry.logs import Log
+from paceline.platform.free_memory import return_free_memory
+from paceline.platform.telemetry.logs import Log
 from paceline_trainer.columns import Columns, Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.average import WeightAverage

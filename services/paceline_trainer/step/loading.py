@@ -21,8 +21,8 @@ from paceline.errors import ConfigError, InvalidError
 from paceline.models.foreign_code import of_model
 from paceline.models.shallow import fill_with_noise, shallow, with_few_tokens
 from paceline.models.weights import INDEX, WHOLE, check_no_adapter
-from paceline.server.phase_report import PhaseReport
-from paceline.telemetry.logs import Log
+from paceline.platform.server.phase_report import PhaseReport
+from paceline.platform.telemetry.logs import Log
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.attention import NAME
 from paceline_trainer.step.lora import add_adapters, is_adapter, plain_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.sandbox.model_probe import answer
+from paceline.models.model_probe import answer
 from paceline_trainer.step.loading import check_family, read_config
 
 if __name__ == "__main__":

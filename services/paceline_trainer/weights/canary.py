@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.weights.canary import Canary, CanarySequence, trimmed_rms
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.model import DTYPES, PolicyModel

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from paceline.config.lifecycle.forks import ForkSpec
 from paceline.enums import JobState, Phase
 from paceline.errors import IntegrityError, InvalidError, NotFoundError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline_trainer.checkpoints.folders import SavedCheckpoint
 from paceline_trainer.checkpoints.weights_only import load_weights
 from paceline_trainer.client import TrainerLedger

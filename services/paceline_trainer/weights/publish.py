@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.job import JobSpec
 from paceline.errors import StateError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import PolicyVersion
 from paceline.weights.adapters import merge_one
 from paceline.weights.canary import Canary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from paceline.errors import IntegrityError, PacelineError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import PolicyVersion
 from paceline.weights.transport import WeightTransport
 from paceline_trainer.client import TrainerLedger

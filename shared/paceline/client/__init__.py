@@ -1,5 +1,7 @@
-"""The SDK: jobs over REST, synchronous and asynchronous."""
+"""Former name of `paceline.front.client`, until the next release but one."""
 
-from paceline.client.client import AsyncClient, Client
+from warnings import warn
 
-__all__ = ["AsyncClient", "Client"]
+from paceline.front.client import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
+
+warn("paceline.client is paceline.front.client now", DeprecationWarning, stacklevel=2)

@@ -3,10 +3,9 @@
 These names are imported lazily: one section of the settings does not need all of the job file.
 """
 
-from typing import TYPE_CHECKING
+from paceline.config.lazy import lazily
 
-from paceline.lazy import lazily
-
+TYPE_CHECKING = False  # importing `typing` would cost light processes 2 ms
 if TYPE_CHECKING:
     from paceline.config.job import JobSpec
     from paceline.config.load import (

@@ -16,7 +16,7 @@ from paceline.config.precision import Dtype, with_dtype
 from paceline.config.recipes import with_recipes
 from paceline.config.service import ServiceSettings
 from paceline.errors import ConfigError, InvalidError
-from paceline.wording import MAX_SHOWN, instead, refusal, shown
+from paceline.errors.wording import MAX_SHOWN, instead, refusal, shown
 
 Model = TypeVar("Model", bound=BaseModel)
 # A source of settings, a file or a `--set`, and its content.

@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from paceline.errors import InvalidError, plugin_boundary
+from paceline.errors.wording import refusal, shown
 from paceline.plugins import EnvironmentPlugin, registry
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 from paceline.plugins.declared import provided, type_hints
 from paceline.plugins.slot_options import slot_options
-from paceline.wording import refusal, shown
 
 MAX_FIELD = 200  # characters of a field that a message quotes
 # Conversions of pydantic where it is not strict: "no" to false, "0.5" to 0.5. Plug-ins are called

@@ -18,8 +18,8 @@ from typing import Any, cast
 from paceline.config.base import KIND_CHARS
 from paceline.config.documents import read_yaml
 from paceline.errors import ConfigError, InvalidError
+from paceline.errors.wording import shown
 from paceline.plugins import Method, registry
-from paceline.wording import shown
 
 MAX_RECIPES = 16
 JOINED = frozenset(

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from paceline.beneath import ReadableFolders
 from paceline.data.errors import RowError, of_os_error
 from paceline.data.files import LINES, DataFile, find
 from paceline.data.readers import lines_of, opened_lines, parsed, table_rows
 from paceline.data.shape import RowShape
-from paceline.digest import digest_of, digest_of_file
 from paceline.errors import InvalidError
+from paceline.platform.beneath import ReadableFolders
+from paceline.platform.digest import digest_of, digest_of_file
 
 _MOST_LISTED = 5  # files in a message
 MAX_ROWS = 50_000_000

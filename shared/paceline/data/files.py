@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from paceline.beneath import ReadableFolders
 from paceline.data.errors import MissingDataError
 from paceline.errors import InvalidError
+from paceline.platform.beneath import ReadableFolders
 
 MAX_FILES = 10_000
 LINES, PARQUET, ARROW = "lines", "parquet", "arrow"

@@ -10,17 +10,17 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from paceline.program import importing, leave
+from paceline.platform.program import importing, leave
 
 with importing():
-    from paceline.beneath import ReadableFolders
     from paceline.data.build import build
     from paceline.data.errors import answer_of, of_os_error
     from paceline.data.remote import fetched
     from paceline.data.shape import RowShape
     from paceline.errors import InvalidError, UnavailableError
     from paceline.isolation.child import ServedCall, serve
-    from paceline.parent import end_with_parent
+    from paceline.platform.beneath import ReadableFolders
+    from paceline.platform.parent import end_with_parent
 
 
 def main() -> None:

@@ -14,17 +14,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from paceline.beneath import ReadableFolders, mark_private
 from paceline.data.build import META
 from paceline.data.errors import UnreadError, of_os_error, raise_answer
 from paceline.data.files import DataFile, find
 from paceline.data.remote import check_url, identity
 from paceline.data.shape import RowShape
-from paceline.digest import digest_of
 from paceline.errors import InvalidError, UnavailableError
 from paceline.isolation.calls import EndedError
 from paceline.isolation.once import StoppedError, wait_once
 from paceline.isolation.process import command
+from paceline.platform.beneath import ReadableFolders, mark_private
+from paceline.platform.digest import digest_of
 from paceline.plugins.declared import Provided, provided
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from paceline.data.errors import RowError
 from paceline.data.files import PARQUET, DataFile
 from paceline.data.frames import is_whole
 from paceline.errors import InvalidError
-from paceline.extras import installing
+from paceline.errors.extras import installing
 
 MAX_ROW_BYTES = 1 << 20
 _BATCH_ROWS = 256

@@ -9,7 +9,12 @@ from typing import Any
 from paceline.data.errors import MissingDataError
 from paceline.data.files import ALLOWED, format_of
 from paceline.errors import InvalidError
-from paceline.object_stores import filesystem_of, has_credentials, installing_store, translated
+from paceline.platform.object_stores import (
+    filesystem_of,
+    has_credentials,
+    installing_store,
+    translated,
+)
 
 _PIECE_BYTES = 1 << 20
 MAX_FILES = 1000

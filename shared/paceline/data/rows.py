@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.beneath import ReadableFolders
 from paceline.data.build import INDEX, check_of, meta_of
 from paceline.data.readers import parsed
 from paceline.data.shape import RowShape
 from paceline.errors import InvalidError, UnavailableError
+from paceline.platform.beneath import ReadableFolders
 
 _RECORD = np.dtype(
     [("file", "<u4"), ("size", "<u4"), ("offset", "<u8"), ("check", "<u8"), ("split", "<u8")]

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from paceline.data.errors import RowError
 from paceline.data.messages import check_shown, message_of, messages_in, quoted, tools_of
-from paceline.digest import number
+from paceline.platform.digest import number
 from paceline.plugins import StrictModel
 
 MAX_PROMPT_CHARS = 1 << 22  # of a filled template

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from paceline.digest import number, task_id
+from paceline.platform.digest import number, task_id
 from paceline.types import Task
 
 _SEEDS = 1 << 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.platform.fair_queue import FairQueue, QueueOwner
 
 Release = Callable[[], None]
 

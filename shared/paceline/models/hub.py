@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.errors import ConfigError, IntegrityError, UnavailableError
-from paceline.files import locked, read_json, write_json
 from paceline.models.arrived import Arrived, unheard
 from paceline.models.weights import WANTED
+from paceline.platform.files import locked, read_json, write_json
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _BLOCK_BYTES = 8 << 20

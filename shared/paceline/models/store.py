@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, UnavailableError
-from paceline.files import locked, sync
 from paceline.models.arrived import Arrived, unheard
 from paceline.models.weights import is_wanted
-from paceline.object_stores import (
+from paceline.platform.files import locked, sync
+from paceline.platform.object_stores import (
     filesystem_of,
     has_credentials,
     installing_store,

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from paceline.errors import InvalidError
-from paceline.extras import not_installed
+from paceline.errors.extras import not_installed
 
 
 def attribute(target: str) -> Any:

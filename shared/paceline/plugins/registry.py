@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from paceline.errors import InvalidError, UnlistedError
-from paceline.extras import not_installed
+from paceline.errors.extras import not_installed
 from paceline.plugins.allowed import NO_TARGETS, AllowedTargets
 from paceline.plugins.descriptors import DESCRIBED, Method, Plugins
 from paceline.plugins.descriptors import KINDS as KINDS

@@ -8,8 +8,8 @@ from typing import Any
 
 from paceline.enums import ScoreStatus
 from paceline.errors import InvalidError
+from paceline.platform.text import as_text
 from paceline.plugins import RewardInput
-from paceline.text import as_text
 from paceline.types import Score, Task
 
 RAW_CHARS = 1000

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from paceline.errors import InvalidError
+from paceline.platform.text import as_text
 from paceline.plugins import RewardInput, declares
 from paceline.rewards.answers import RAW_CHARS, field_of, final, unanswered
-from paceline.text import as_text
 from paceline.types import Score, Task
 
 Percent = Literal["share", "points"]

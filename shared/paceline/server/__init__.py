@@ -1,1 +1,1 @@
-"""Building blocks of a service process: chassis, health, liveness, membership, children."""
+"""Former name of `paceline.platform.server`, for the program `issue_keys`."""

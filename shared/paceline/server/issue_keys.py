@@ -1,33 +1,16 @@
-"""Keys where there are no certificates: `python -m paceline.server.issue_keys FOLDER`.
-
-Writes `FOLDER/KIND/keys.json` for every kind of service, from `FOLDER/secret`, which is created if
-there is none and which no service needs. To replace all keys, delete it and run this again.
-"""
-
-from __future__ import annotations
+"""Former name of `paceline.platform.server.issue_keys`, until the next release but one."""
 
 import sys
-from argparse import ArgumentParser
-from pathlib import Path
+from warnings import warn
 
-from paceline.enums import WorkerKind
-from paceline.files import private_files
-from paceline.transport.service_keys import issue
+from paceline.platform.server.issue_keys import main
 
-
-def main(arguments: list[str]) -> int:
-    """Write the files; returns the exit code."""
-    parser = ArgumentParser(prog="python -m paceline.server.issue_keys")
-    parser.add_argument("folder", type=Path, help="where the files are written")
-    folder: Path = parser.parse_args(arguments).folder
-    try:
-        with private_files():
-            issue(folder, WorkerKind)
-    except OSError as error:
-        print(f"{error.filename or folder}: {error.strerror}", file=sys.stderr)
-        return 2
-    return 0
-
+__all__ = ["main"]
+warn(
+    "paceline.server.issue_keys is paceline.platform.server.issue_keys now",
+    DeprecationWarning,
+    stacklevel=2,
+)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

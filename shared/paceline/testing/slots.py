@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from paceline.methods.objective.pipeline import Objective, UpdatePlan
+    from paceline.methods.objective.slot import Slot
     from paceline.methods.parts.batch import Loss, TokenBatch
-    from paceline.objective.pipeline import Objective, UpdatePlan
-    from paceline.objective.slot import Slot
 
     Floats = NDArray[np.float64]
 
@@ -73,8 +73,8 @@ def fulfils_the_contract(kind: str, plugin: Any, options: Mapping[str, Any] | No
 def objective_with(kind: str, plugin: Any, options: Mapping[str, Any]) -> Objective:
     """An objective with this slot; its others are REINFORCE and the mean over tokens."""
     from paceline.config.base import PluginSpec
-    from paceline.objective.pipeline import Objective
-    from paceline.objective.slot import bind, find_slot
+    from paceline.methods.objective.pipeline import Objective
+    from paceline.methods.objective.slot import bind, find_slot
 
     function = resolved(kind, plugin)
     name = plugin if isinstance(plugin, str) else getattr(plugin, "__name__", "plugin")

@@ -167,7 +167,7 @@ Global___StopReason: _TypeAlias = StopReason  # noqa: Y015
 @_typing.final
 class Task(_message.Message):
     """Types shared by all services. `shared/paceline/types.py` defines the same names, and
-    `shared/paceline/wire.py` converts between them. Enumerations have the same member names.
+    `shared/paceline/platform/wire.py` converts between them. Enumerations have the same member names.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from paceline.config.service import TlsSettings
 from paceline.errors import ConfigError, InvalidError
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.plugins import registry
-from paceline.telemetry.metrics import Metrics
 from paceline.weights.route import Route, TransferProgress, TransferReport
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging

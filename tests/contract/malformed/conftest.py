@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from paceline.config import ServiceSettings
 from paceline.enums import WorkerKind
-from paceline.server.chassis import Chassis
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.server.chassis import Chassis
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.testing.engines import snapshot
-from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1 import roster_pb2, types_pb2
 from paceline.weights import WeightServer

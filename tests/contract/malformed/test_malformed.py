@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.transport.rpc import MAX_MESSAGE_BYTES
+from paceline.platform.transport.rpc import MAX_MESSAGE_BYTES
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_rollout.servicer import MAX_REQUESTS

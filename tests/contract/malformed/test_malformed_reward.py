@@ -10,9 +10,9 @@ import grpc
 import pytest
 from grpc import aio
 
-from paceline.fair_queue import FairQueue
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
+from paceline.platform.fair_queue import FairQueue
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import reward_pb2_grpc, types_pb2
 from paceline_harness.messages.hostile_text import mutants

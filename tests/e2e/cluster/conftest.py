@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from kubernetes_double import Cluster
-from paceline.client.client import Client
+from paceline.front.client.client import Client
 from paceline_harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from paceline.client.client import Client
+from paceline.front.client.client import Client
 from paceline_harness.patience import PATIENCE_S
 
 if TYPE_CHECKING:

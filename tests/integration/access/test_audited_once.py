@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from grpc import aio
 
-from paceline.client.client import AsyncClient
 from paceline.config.quota import Quota
 from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError, StateError
+from paceline.front.client.client import AsyncClient
 from paceline.v1 import experience_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline_harness.callers.service_keys import metadata_of

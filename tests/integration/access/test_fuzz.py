@@ -19,7 +19,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from paceline.enums import WorkerKind
-from paceline.transport.rpc_authorization import allowed_callers
+from paceline.platform.transport.rpc_authorization import allowed_callers
 from paceline.v1 import access_pb2, experience_pb2, jobs_pb2, roster_pb2, tenants_pb2
 from paceline_gateway.http.server import MAX_HEADER_BYTES
 from paceline_harness.callers.service_keys import metadata_of

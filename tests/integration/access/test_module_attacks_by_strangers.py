@@ -14,7 +14,7 @@ import pytest
 from grpc import StatusCode, aio
 from redis import Redis
 
-from paceline.transport.principal import METADATA_KEY, principal_metadata, service
+from paceline.platform.transport.principal import METADATA_KEY, principal_metadata, service
 from paceline.v1 import jobs_pb2
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_experience.store.keys import job_key

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from grpc import aio
 
-from paceline.transport.principal import new_token
+from paceline.platform.transport.principal import new_token
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_harness.patience import PATIENCE_S

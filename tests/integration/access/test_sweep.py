@@ -16,8 +16,8 @@ import httpx
 import pytest
 from grpc import aio
 
-from paceline.transport.operations import for_users
-from paceline.transport.principal import Role
+from paceline.platform.transport.operations import for_users
+from paceline.platform.transport.principal import Role
 from paceline.v1 import jobs_pb2
 from paceline_gateway.access.rules import Routes, required_role, rest_roles
 from paceline_harness.patience import PATIENCE_S
@@ -284,7 +284,7 @@ async def test_what_is_for_services_is_not_served(peopled: Site, channel: aio.Ch
 async def test_a_principal_in_the_metadata_of_a_user_counts_for_nothing(
     peopled: Site, channel: aio.Channel
 ) -> None:
-    from paceline.transport.principal import principal_metadata, service
+    from paceline.platform.transport.principal import principal_metadata, service
 
     for token, expected in ((None, "UNAUTHENTICATED"), (peopled.tokens["read-b"], "NOT_FOUND")):
         pairs = [] if token is None else [("authorization", f"Bearer {token}")]

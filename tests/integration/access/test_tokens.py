@@ -26,7 +26,7 @@ else:
 async def paceline(site: Site, *words: str) -> tuple[int | None, str, str]:
     """Run the command on this run directory; returns exit code, stdout and stderr."""
     made = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "paceline.cli", *words, "--run-dir", str(site.run_dir)),
+        *(sys.executable, "-m", "paceline.front.cli", *words, "--run-dir", str(site.run_dir)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"COLUMNS": "250"},
@@ -122,7 +122,7 @@ async def test_a_revoked_token_ends_open_events(peopled: Site) -> None:
 
 
 async def test_the_controller_has_a_name_of_its_own(peopled: Site, job: dict[str, Any]) -> None:
-    from paceline.transport.principal import derived_token
+    from paceline.platform.transport.principal import derived_token
 
     peopled.tokens["controller"] = derived_token(peopled.bootstrap, "controller")
     async with peopled.client("controller") as client:

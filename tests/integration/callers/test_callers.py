@@ -18,10 +18,10 @@ import grpc
 import pytest
 from grpc import StatusCode
 
-from paceline import wire
 from paceline.enums import JobState, WorkerKind
-from paceline.server.chassis import Chassis, Service
-from paceline.transport.rpc_authorization import UNKNOWN_METHOD, allowed_callers, callers
+from paceline.platform import wire
+from paceline.platform.server.chassis import Chassis, Service
+from paceline.platform.transport.rpc_authorization import UNKNOWN_METHOD, allowed_callers, callers
 from paceline.v1 import experience_pb2, roster_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import add_ExperienceServicer_to_server
 from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server

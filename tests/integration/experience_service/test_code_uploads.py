@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from paceline.client.calls import Archive
-from paceline.client.client import AsyncClient
-from paceline.code.archive import check
 from paceline.config.quota import MIB, Quota
-from paceline.digest import digest_of
 from paceline.errors import InvalidError, LimitError
-from paceline.server.artifacts import fetch_into
-from paceline.transport.rpc import connect
-from paceline.transport.sending import send
+from paceline.front.client.calls import Archive
+from paceline.front.client.client import AsyncClient
+from paceline.isolation.code.archive import check
+from paceline.platform.digest import digest_of
+from paceline.platform.server.artifacts import fetch_into
+from paceline.platform.transport.rpc import connect
+from paceline.platform.transport.sending import send
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.jobs_pb2_grpc import JobsStub

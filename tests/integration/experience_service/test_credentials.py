@@ -15,7 +15,6 @@ import pytest
 from prometheus_client import generate_latest
 from redis.asyncio import Redis
 
-from paceline import wire
 from paceline.config import ServiceSettings
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import (
@@ -27,11 +26,12 @@ from paceline.errors import (
     PacelineError,
     PermissionDeniedError,
 )
-from paceline.server.chassis import Chassis, serve
-from paceline.transport.job_credential import JOB_KINDS
-from paceline.transport.operations import Operation, operation, operations
-from paceline.transport.rpc import connect, stream
-from paceline.transport.service_keys import issue
+from paceline.platform import wire
+from paceline.platform.server.chassis import Chassis, serve
+from paceline.platform.transport.job_credential import JOB_KINDS
+from paceline.platform.transport.operations import Operation, operation, operations
+from paceline.platform.transport.rpc import connect, stream
+from paceline.platform.transport.service_keys import issue
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
 from paceline_experience.service import build

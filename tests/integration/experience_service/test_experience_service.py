@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline import wire
 from paceline.enums import JobState, Purpose
 from paceline.errors import (
     ConfigError,
@@ -23,7 +22,8 @@ from paceline.errors import (
     StoreError,
     TransitionError,
 )
-from paceline.transport.rpc import stream
+from paceline.platform import wire
+from paceline.platform.transport.rpc import stream
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, options_pb2, roster_pb2, types_pb2
 from paceline_experience.store.keys import all_keys

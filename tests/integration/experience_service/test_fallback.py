@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.config import JobSpec, parse_job
 from paceline.errors import InvalidError
-from paceline.objective.load import load_objective
-from paceline.telemetry.metrics import Metrics
+from paceline.methods.objective.load import load_objective
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.v1 import types_pb2
 from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.checkpoints.checkpoint import Checkpoints

@@ -15,8 +15,8 @@ from grpc.aio import AioRpcError
 
 from paceline.enums import Purpose
 from paceline.errors import UnavailableError
+from paceline.platform.wire import number_of
 from paceline.v1 import jobs_pb2, types_pb2
-from paceline.wire import number_of
 from paceline_harness.patience import call
 from paceline_harness.ports import held_port
 from paceline_harness.wires import Wire

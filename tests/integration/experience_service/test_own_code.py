@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from paceline.code.archive import pack
 from paceline.enums import JobState
 from paceline.errors import InvalidError
-from paceline.sandbox import landlock
-from paceline.transport.sending import send
+from paceline.isolation.code.archive import pack
+from paceline.isolation.sandbox import landlock
+from paceline.platform.transport.sending import send
 from paceline.v1 import jobs_pb2, types_pb2
 from paceline_harness.patience import PATIENCE_S, call
 from paceline_harness.processes import sealed_processes

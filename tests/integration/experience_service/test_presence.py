@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline import wire
 from paceline.enums import EpisodeOutcome, JobState, WorkerKind
-from paceline.server.membership import Membership
-from paceline.transport.rpc import connect
+from paceline.platform import wire
+from paceline.platform.server.membership import Membership
+from paceline.platform.transport.rpc import connect
 from paceline.types import Worker
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import options_pb2, roster_pb2, types_pb2

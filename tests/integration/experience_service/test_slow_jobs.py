@@ -13,7 +13,7 @@ import pytest
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
 from paceline.data import JobData
-from paceline.server.chassis import Chassis
+from paceline.platform.server.chassis import Chassis
 from paceline.v1 import options_pb2, roster_pb2, types_pb2
 from paceline_experience.jobs.dry_run import DryRun, UntriedError
 from paceline_experience.jobs.ledgers import OpenLedger

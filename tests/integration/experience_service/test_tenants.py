@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from grpc.aio import AioRpcError
 
-from paceline.api.tenants import SIZES, Tenant, TenantUsage, quota_to, tenant_from
 from paceline.config.limits import LimitSettings
 from paceline.config.quota import Quota
 from paceline.enums import JobState
@@ -25,7 +24,8 @@ from paceline.errors import (
     PermissionDeniedError,
     QuotaError,
 )
-from paceline.transport.principal import Principal, Role
+from paceline.front.api.tenants import SIZES, Tenant, TenantUsage, quota_to, tenant_from
+from paceline.platform.transport.principal import Principal, Role
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import options_pb2, roster_pb2, types_pb2
 from paceline.v1 import tenants_pb2 as pb

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.api.documents import CodeView, TenantView
-from paceline.api.tenants import quota_from, tenant_from
-from paceline.client import calls
-from paceline.client.calls import RestCall
-from paceline.client.client import AsyncClient
 from paceline.config.quota import Quota
-from paceline.digest import digest_of
 from paceline.errors import (
     ConfigError,
     InvalidError,
@@ -27,7 +21,13 @@ from paceline.errors import (
     PermissionDeniedError,
     QuotaError,
 )
-from paceline.transport.rpc import connect
+from paceline.front.api.documents import CodeView, TenantView
+from paceline.front.api.tenants import quota_from, tenant_from
+from paceline.front.client import calls
+from paceline.front.client.calls import RestCall
+from paceline.front.client.client import AsyncClient
+from paceline.platform.digest import digest_of
+from paceline.platform.transport.rpc import connect
 from paceline.v1 import tenants_pb2 as pb
 from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_harness.models.folders import write_empty_model
@@ -184,7 +184,7 @@ async def test_the_command(url: str, tmp_path: Path) -> None:
 
     async def run(*words: str) -> str:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "paceline.cli", "tenants", *words, *where),
+            *(sys.executable, "-m", "paceline.front.cli", "tenants", *words, *where),
             env={**os.environ, "COLUMNS": "200"},
             stdout=PIPE,
             stderr=STDOUT,

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.enums import JobState
 from paceline.errors import FencedError, InvalidError, NotFoundError, StateError, UnavailableError
-from paceline.transport.rpc import stream
+from paceline.platform.transport.rpc import stream
 from paceline.v1 import jobs_pb2, options_pb2, roster_pb2, types_pb2
 from paceline_harness.patience import PATIENCE_S, call
 

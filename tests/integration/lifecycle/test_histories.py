@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline import wire
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import NotFoundError, PacelineError
+from paceline.platform import wire
 from paceline.v1 import jobs_pb2 as pb
 from paceline_controller.runtimes.kubernetes.resources import TRAINING_JOBS, Object
 from paceline_harness.lifecycle.histories import KILLS, LATE, History, Step, histories

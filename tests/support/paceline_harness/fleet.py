@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from paceline.errors import DeadlineError, StateError, UnavailableError
-from paceline.files import tail
+from paceline.platform.files import tail
 from paceline_harness.network import Host, Network
 from paceline_harness.patience import PATIENCE_S
 

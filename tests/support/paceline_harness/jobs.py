@@ -15,15 +15,15 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from paceline import wire
-from paceline.code.archive import check
 from paceline.config import parse_job
-from paceline.digest import digest_of
 from paceline.enums import JobState, Purpose, TrackerState, check_job_transition
 from paceline.errors import DeletedError, NotFoundError, PendingError, StateError
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
-from paceline.transport.sending import accept
+from paceline.isolation.code.archive import check
+from paceline.platform import wire
+from paceline.platform.digest import digest_of
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
+from paceline.platform.transport.sending import accept
 from paceline.types import Job, JobStatus, TrackerStatus, Trajectory
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import jobs_pb2_grpc, roster_pb2, types_pb2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict, TypeVar, Unpack
 
-from paceline.transport import rpc
-from paceline.transport.principal import Principal
+from paceline.platform.transport import rpc
+from paceline.platform.transport.principal import Principal
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")

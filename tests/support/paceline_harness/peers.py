@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from paceline import wire
 from paceline.enums import Purpose, ScoreStatus
-from paceline.transport.rpc import SERVER_OPTIONS
+from paceline.platform import wire
+from paceline.platform.transport.rpc import SERVER_OPTIONS
 from paceline.types import Assignment, Trajectory, Worker
 from paceline.v1 import experience_pb2, jobs_pb2, reward_pb2, rollout_pb2, roster_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceServicer, add_ExperienceServicer_to_server

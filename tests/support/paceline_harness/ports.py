@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.local.ports import is_free
+from paceline.front.local.ports import is_free
 
 PLAIN = False
 """As `verify` of a request without TLS: 50 ms of processor time less than to load certificates."""

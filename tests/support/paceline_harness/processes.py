@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 
 from paceline.errors import UnavailableError
-from paceline.files import locked
-from paceline.local import fork_server
-from paceline.local.fork_server import PRELOADED, ForkServer, launch_shared
-from paceline.local.processes import ENVIRONMENT
+from paceline.front.local import fork_server
+from paceline.front.local.fork_server import PRELOADED, ForkServer, launch_shared
+from paceline.front.local.processes import ENVIRONMENT
+from paceline.platform.files import locked
 
 ON_CPU: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": ""}
 """Added to the environment of ranks that may get no GPU."""

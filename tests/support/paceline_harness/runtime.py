@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from paceline.api.tenants import Tenant
 from paceline.enums import EXPLAINED, JobState, check_job_transition
 from paceline.errors import StateError, UnavailableError
-from paceline.text import clipped
+from paceline.front.api.tenants import Tenant
+from paceline.platform.text import clipped
 
 
 @dataclass(slots=True)

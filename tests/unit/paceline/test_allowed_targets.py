@@ -12,7 +12,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cli import entry
 from paceline.config import ServiceSettings, parse_job
 from paceline.config.base import PluginSpec
 from paceline.config.load import validate
@@ -20,7 +19,8 @@ from paceline.config.named import module_targets, patterns, problems
 from paceline.config.objective import ObjectiveSpec
 from paceline.config.plugins import PluginSettings
 from paceline.errors import ConfigError, InvalidError, UnlistedError
-from paceline.objective.load import load_objective
+from paceline.front.cli import entry
+from paceline.methods.objective.load import load_objective
 from paceline.plugins import registry
 from paceline.plugins.allowed import AllowedTargets
 from paceline.plugins.slot_options import slot_options

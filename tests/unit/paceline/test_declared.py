@@ -10,7 +10,7 @@ import pytest
 
 from paceline.config import parse_job
 from paceline.config.named import patterns, problems
-from paceline.fair_queue import FairQueue
+from paceline.platform.fair_queue import FairQueue
 from paceline.plugins import RewardInput, declared, declares
 from paceline.plugins.allowed import AllowedTargets
 from paceline.types import Task

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from paceline.errors import InvalidError, NotFoundError, PacelineError, plugin_boundary
+from paceline.platform.telemetry.logs import EventFormatter
 from paceline.plugins.allowed import AllowedTargets
 from paceline.plugins.registry import check, find
-from paceline.telemetry.logs import EventFormatter
 
 
 def test_an_event_is_one_line_with_quoted_values() -> None:

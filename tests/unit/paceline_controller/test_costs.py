@@ -2,7 +2,7 @@
 
 from paceline.config.service import ControllerOptions
 from paceline.enums import WorkerKind
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.metrics import Metrics
 from paceline_controller.jobs.costs import Costs
 
 

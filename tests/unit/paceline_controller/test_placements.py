@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.config import JobSpec, parse_job
 from paceline.config.service import ControllerOptions, PoolOptions
 from paceline.enums import JobState
-from paceline.local.devices.device import described
+from paceline.front.local.devices.device import described
 from paceline_controller.jobs.placements import Placements
 from paceline_controller.jobs.plan import LiveJob, Wanted, plan, replicas_of
 from paceline_controller.jobs.queue import schedule

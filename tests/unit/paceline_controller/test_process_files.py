@@ -8,10 +8,10 @@ import pytest
 
 from paceline.config import ServiceSettings
 from paceline.enums import WorkerKind
-from paceline.files import read_json
-from paceline.local.ports import PortSlots
-from paceline.server.settings_file import write_settings
-from paceline.transport.service_keys import issue
+from paceline.front.local.ports import PortSlots
+from paceline.platform.files import read_json
+from paceline.platform.server.settings_file import write_settings
+from paceline.platform.transport.service_keys import issue
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.process import ProcessRuntime
 from paceline_experience.jobs.job_files import JobFiles

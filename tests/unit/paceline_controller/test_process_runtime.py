@@ -13,8 +13,8 @@ import pytest
 from paceline.config import ServiceSettings, load_settings
 from paceline.config.service import ControllerOptions
 from paceline.enums import WorkerKind
-from paceline.local.devices.device import Device
-from paceline.local.ports import PortSlots
+from paceline.front.local.devices.device import Device
+from paceline.front.local.ports import PortSlots
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.reconciler import Reconciler
 from paceline_controller.runtimes.process import LOAD_TIMEOUT_S, ProcessRuntime
@@ -23,7 +23,7 @@ from paceline_harness.runtime import MadeUpCredentials, MemoryLedger
 
 SERVICE = """
 import sys
-from paceline.server.chassis import Chassis, Service, main
+from paceline.platform.server.chassis import Chassis, Service, main
 
 async def build(chassis: Chassis) -> Service:
     return Service()
@@ -169,7 +169,7 @@ async def test_kill_9_leads_to_a_restart(runtime: ProcessRuntime, tmp_path: Path
 
 LOADS = """
 import asyncio, pathlib, sys
-from paceline.server.chassis import Chassis, Service, main
+from paceline.platform.server.chassis import Chassis, Service, main
 
 async def build(chassis: Chassis) -> Service:
     while not pathlib.Path(__file__).with_name("loaded").exists():

@@ -13,7 +13,7 @@ from paceline.config import JobSpec
 from paceline.config.load import parse_job
 from paceline.enums import JobState, Phase, WorkerKind
 from paceline.errors import UnavailableError
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.types import Worker, WorkerPhase
 from paceline_controller.demand_source import JobDemand
 from paceline_controller.jobs.evidence import evidence_of

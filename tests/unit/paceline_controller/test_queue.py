@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.api.tenants import Tenant, TenantUsage
 from paceline.config import parse_job
 from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions, PoolOptions
 from paceline.enums import JobState
+from paceline.front.api.tenants import Tenant, TenantUsage
 from paceline_controller.jobs.plan import LiveJob
 from paceline_controller.jobs.queue import Queue, needs, schedule
 

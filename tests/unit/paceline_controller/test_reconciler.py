@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from paceline.api.tenants import Tenant
 from paceline.config import parse_job
 from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions
 from paceline.enums import JobState
+from paceline.front.api.tenants import Tenant
 from paceline_controller.jobs.plan import LiveJob, replicas_of
 from paceline_controller.jobs.slots import QUARANTINE_S, STEADY_S
 from paceline_controller.reconciler import Reconciler

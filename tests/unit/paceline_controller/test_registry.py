@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from paceline import wire
 from paceline.config import parse_job
 from paceline.enums import JobState
 from paceline.errors import (
@@ -15,8 +14,9 @@ from paceline.errors import (
     TransitionError,
     UnavailableError,
 )
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.rpc import ErrorInterceptor, connect
+from paceline.platform import wire
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.rpc import ErrorInterceptor, connect
 from paceline.v1 import experience_pb2, jobs_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import (
     ExperienceServicer,

@@ -9,8 +9,8 @@ import pytest
 
 from paceline.config.service import ServiceSettings
 from paceline.enums import WorkerKind
-from paceline.local.ports import PortSlots
-from paceline.local.processes import Processes
+from paceline.front.local.ports import PortSlots
+from paceline.front.local.processes import Processes
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.process import ProcessRuntime
 from paceline_harness.runtime import MadeUpCredentials

@@ -12,7 +12,7 @@ from paceline.config.sections.scaling import EnvironmentScaling, ScalingOptions
 from paceline.config.service import ControllerOptions, PoolOptions
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import UnavailableError
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.types import Worker
 from paceline_controller.demand_source import JobDemand
 from paceline_controller.jobs.observed import Observed

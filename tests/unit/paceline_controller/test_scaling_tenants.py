@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.api.tenants import Tenant
 from paceline.config.quota import Quota
 from paceline.config.sections.scaling import ScalingOptions
 from paceline.config.service import ControllerOptions, PoolOptions
+from paceline.front.api.tenants import Tenant
 from paceline_controller.jobs.queue import PoolClaim
 from paceline_controller.scaling.decide import Bounds, Decision, ScalingMemory, decide
 from paceline_controller.scaling.signals import JobSignals, PoolSignals, Signals

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from paceline.api.tenants import Tenant
 from paceline.config import parse_job
 from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions, PoolOptions
 from paceline.enums import JobState
+from paceline.front.api.tenants import Tenant
 from paceline_controller.jobs.plan import LiveJob, replicas_of
 from paceline_controller.reconciler import Reconciler
 from paceline_harness.runtime import FakeClock, MemoryLedger, MemoryRuntime

@@ -13,11 +13,11 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.config import ServiceSettings
 from paceline.config.tokenizers import TokenizerSettings
-from paceline.digest import number
 from paceline.enums import Purpose, WorkerKind
-from paceline.server.chassis import Chassis
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.rpc import SERVER_OPTIONS
+from paceline.platform.digest import number
+from paceline.platform.server.chassis import Chassis
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.rpc import SERVER_OPTIONS
 from paceline.types import Assignment, Task, Worker
 from paceline_environment.service import EnvironmentService, build
 from paceline_harness.patience import PATIENCE_S

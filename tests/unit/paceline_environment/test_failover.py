@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from paceline.digest import number
+from paceline.platform.digest import number
 from paceline.types import Trajectory
 from paceline.v1 import experience_pb2 as pb
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.config.tokenizers import TokenizerSettings
-from paceline.sandbox import landlock
+from paceline.isolation.sandbox import landlock
 from paceline.types import Assignment
 from paceline.v1 import experience_pb2
 from paceline_harness.peers import FakeExperience

@@ -14,18 +14,18 @@ from typing import Any, BinaryIO
 import psutil
 import pytest
 
-from paceline.code.folders import CodeFolder, CodeFolders
-from paceline.code.packages import Packages
-from paceline.code.sealed import sandbox_for
-from paceline.code.world_process import MODULE, WorldError
 from paceline.config import parse_job
 from paceline.config.packages import PackageSettings
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.environments.gymnasium.tasks import GymnasiumTasks
 from paceline.environments.reasoning_gym.tasks import ReasoningGymTasks
 from paceline.errors import ConfigError, InvalidError
-from paceline.fair_queue import NO_OWNER, QueueOwner
-from paceline.sandbox import landlock
+from paceline.isolation.code.folders import CodeFolder, CodeFolders
+from paceline.isolation.code.packages import Packages
+from paceline.isolation.code.sealed import sandbox_for
+from paceline.isolation.code.world_process import MODULE, WorldError
+from paceline.isolation.sandbox import landlock
+from paceline.platform.fair_queue import NO_OWNER, QueueOwner
 from paceline_environment.worlds.factories import check_settings, worlds_of
 from paceline_environment.worlds.worlds import JobWorlds
 from paceline_harness.patience import PATIENCE_S

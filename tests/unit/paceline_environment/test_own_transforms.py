@@ -10,14 +10,14 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from paceline.code.archive import pack
-from paceline.code.folders import CodeFolders
-from paceline.code.sealed import sandbox_for
-from paceline.code.world_process import MODULE
 from paceline.enums import Purpose
 from paceline.errors import DeadlineError, InvalidError, PacelineError
+from paceline.isolation.code.archive import pack
+from paceline.isolation.code.folders import CodeFolders
+from paceline.isolation.code.sealed import sandbox_for
+from paceline.isolation.code.world_process import MODULE
+from paceline.isolation.sandbox import landlock
 from paceline.plugins import Message, Observation, TransformContext
-from paceline.sandbox import landlock
 from paceline.types import Task
 from paceline_environment.variants import JobTransform
 from paceline_environment.worlds.worlds import JobWorlds

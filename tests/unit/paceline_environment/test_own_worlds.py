@@ -12,16 +12,16 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from paceline.code.archive import pack
-from paceline.code.folders import CodeFolder, CodeFolders
-from paceline.code.packages import Packages
-from paceline.code.sealed import sandbox_for
-from paceline.code.world_process import MODULE, WorldError, WorldProcess
 from paceline.config.packages import PackageSettings
 from paceline.errors import DeadlineError, PacelineError
+from paceline.isolation.code.archive import pack
+from paceline.isolation.code.folders import CodeFolder, CodeFolders
+from paceline.isolation.code.packages import Packages
+from paceline.isolation.code.sealed import sandbox_for
+from paceline.isolation.code.world_process import MODULE, WorldError, WorldProcess
+from paceline.isolation.sandbox import landlock
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.plugins import Message
-from paceline.sandbox import landlock
-from paceline.telemetry.metrics import Metrics
 from paceline.types import Task
 from paceline_environment.episodes.calls import EnvironmentCalls
 from paceline_environment.stages import Stages

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.enums import WorkerKind
 from paceline.errors import DeadlineError, VersionGoneError
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.types import SamplingParams, Worker
 from paceline_environment.rollouts.router import RolloutRouter, RouterSlot
 from paceline_environment.rollouts.turn import PrefixHolders, Turn

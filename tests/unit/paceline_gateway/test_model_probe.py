@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.local import fork_server
-from paceline.local.fork_server import PRELOADED
-from paceline.local.processes import Processes
-from paceline.sandbox import landlock
+from paceline.front.local import fork_server
+from paceline.front.local.fork_server import PRELOADED
+from paceline.front.local.processes import Processes
+from paceline.isolation.sandbox import landlock
 from paceline_gateway.submit.probe import ModelProbe
 
 pytestmark = [

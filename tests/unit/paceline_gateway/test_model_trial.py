@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.sandbox import landlock
+from paceline.isolation.sandbox import landlock
 from paceline.v1 import jobs_pb2 as pb
 from paceline_harness.patience import PATIENCE_S, call
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.transport.principal import ALL_TENANTS, Principal, Role, token_digest
+from paceline.platform.transport.principal import ALL_TENANTS, Principal, Role, token_digest
 from paceline_gateway.access.authentication import Authenticator
 from paceline_gateway.access.guard import RestGuard
 from paceline_gateway.access.rules import Routes

@@ -16,13 +16,13 @@ from paceline.config.sections.model import ModelSettings
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import ConfigError, UnavailableError
-from paceline.files import TOKEN_FILE
+from paceline.isolation.sandbox.sandbox import Sandbox
 from paceline.models.resolve import ModelResolver
-from paceline.sandbox.sandbox import Sandbox
-from paceline.server.chassis import serve
-from paceline.transport.operations import operation
-from paceline.transport.principal import service
-from paceline.transport.rpc import connect, stream
+from paceline.platform.files import TOKEN_FILE
+from paceline.platform.server.chassis import serve
+from paceline.platform.transport.operations import operation
+from paceline.platform.transport.principal import service
+from paceline.platform.transport.rpc import connect, stream
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_gateway.job_api import JobApi

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.fair_queue import FairQueue
+from paceline.platform.fair_queue import FairQueue
 from paceline.plugins import RewardInput
 from paceline.plugins.allowed import AllowedTargets
 from paceline.types import Task

@@ -12,11 +12,11 @@ import pytest
 from grpc import aio
 
 from paceline.errors import NotFoundError, UnlistedError
-from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.platform.fair_queue import FairQueue, QueueOwner
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect
 from paceline.plugins import RewardInput
 from paceline.plugins.allowed import AllowedTargets
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect
 from paceline.v1 import jobs_pb2, jobs_pb2_grpc, types_pb2
 from paceline_reward.accepted import AcceptedTargets
 from paceline_reward.pool import ChildPool, plain_children

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from paceline.enums import ScoreStatus
-from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.isolation.sandbox import landlock
+from paceline.isolation.sandbox.sandbox import Sandbox
+from paceline.platform.fair_queue import FairQueue, QueueOwner
 from paceline.plugins import RewardInput
 from paceline.rewards.code import program_in
-from paceline.sandbox import landlock
-from paceline.sandbox.sandbox import Sandbox
 from paceline.types import Score, Task
 from paceline_harness.patience import PATIENCE_S
 from paceline_reward.pool import ChildPool, plain_children

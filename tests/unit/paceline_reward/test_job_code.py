@@ -14,13 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.code.folders import CodeFolder
-from paceline.code.packages import Packages
 from paceline.config.packages import PackageSettings
 from paceline.enums import ScoreStatus
-from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.isolation.code.folders import CodeFolder
+from paceline.isolation.code.packages import Packages
+from paceline.isolation.sandbox import landlock
+from paceline.platform.fair_queue import FairQueue, QueueOwner
 from paceline.plugins import RewardInput
-from paceline.sandbox import landlock
 from paceline.types import Score
 from paceline_harness.packages.wheels import write_wheel
 from paceline_harness.patience import PATIENCE_S

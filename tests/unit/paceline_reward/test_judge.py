@@ -16,10 +16,10 @@ from paceline.config.load import validate
 from paceline.config.sections.endpoints import EndpointSettings
 from paceline.enums import ScoreStatus
 from paceline.errors import ConfigError
-from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.platform.fair_queue import FairQueue, QueueOwner
+from paceline.platform.transport.endpoints import WorkerEndpoints
 from paceline.plugins import RewardInput
 from paceline.testing.rewards import item
-from paceline.transport.endpoints import WorkerEndpoints
 from paceline.types import Score
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.servers.chat import Reply, chat, serving

@@ -11,9 +11,9 @@ import pytest
 from grpc import aio
 
 from paceline.errors import InvalidError
-from paceline.fair_queue import FairQueue
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, call, connect
+from paceline.platform.fair_queue import FairQueue
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, call, connect
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline.v1.reward_pb2_grpc import RewardStub, add_RewardServicer_to_server

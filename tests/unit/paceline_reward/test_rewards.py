@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paceline.enums import ScoreStatus
 from paceline.environments.dataset.world import Dataset
 from paceline.errors import InvalidError
+from paceline.platform.text import as_text
 from paceline.plugins import RewardInput, RewardTurn
 from paceline.rewards.answers import number
 from paceline.rewards.environment import environment
@@ -20,7 +21,6 @@ from paceline.rewards.exact import exact
 from paceline.rewards.overlong import overlong
 from paceline.rewards.python import python
 from paceline.rewards.regex import regex
-from paceline.text import as_text
 from paceline.types import Task
 
 MakeItem = Callable[..., RewardInput]

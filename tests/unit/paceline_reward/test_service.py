@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from grpc import aio
 
-from paceline import wire
 from paceline.config import ServiceSettings
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, InvalidError
+from paceline.isolation.sandbox import landlock
+from paceline.platform import wire
+from paceline.platform.server.chassis import Chassis, serve
+from paceline.platform.transport.rpc import SERVER_OPTIONS, connect
 from paceline.plugins import RewardInput
-from paceline.sandbox import landlock
-from paceline.server.chassis import Chassis, serve
-from paceline.transport.rpc import SERVER_OPTIONS, connect
 from paceline.types import Task
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import roster_pb2, roster_pb2_grpc, types_pb2

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.errors import InvalidError
+from paceline.models.model_probe import problem
 from paceline.plugins import EngineRequest
-from paceline.sandbox.model_probe import problem
 from paceline_harness.models.families import (
     NAMES,
     REFUSED_BY_ENGINE,

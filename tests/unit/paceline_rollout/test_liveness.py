@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.config.service import ProbeSettings
+from paceline.platform.server.liveness import ProcessProgress
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.rpc import connect
 from paceline.plugins import EngineRequest
-from paceline.server.liveness import ProcessProgress
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.rpc import connect
 from paceline.types import PolicyVersion, SamplingParams
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.weights import HttpTransport, TransportSettings

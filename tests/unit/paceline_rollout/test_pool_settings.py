@@ -14,7 +14,7 @@ from paceline.config.named import problems
 from paceline.config.service import PoolOptions, ServiceSettings
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
-from paceline.local.ports import PortSlots
+from paceline.front.local.ports import PortSlots
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.process import ProcessRuntime
 from paceline_harness.runtime import MadeUpCredentials

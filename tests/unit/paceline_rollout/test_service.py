@@ -18,9 +18,9 @@ from grpc import aio
 from paceline.config import ServiceSettings, parse_job
 from paceline.enums import Phase, WorkerKind
 from paceline.errors import ConfigError
-from paceline.server.chassis import Chassis
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect, exchange
+from paceline.platform.server.chassis import Chassis
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect, exchange
 from paceline.v1 import experience_pb2, rollout_pb2, roster_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceServicer, add_ExperienceServicer_to_server
 from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from grpc import aio
 
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.telemetry.tracing import OFF, Span, Tracer
+from paceline.platform.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect, exchange
 from paceline.plugins import EngineRequest
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import OFF, Span, Tracer
-from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect, exchange
 from paceline.types import PolicyVersion, SamplingParams
 from paceline.v1 import rollout_pb2, types_pb2
 from paceline.v1 import rollout_pb2 as pb

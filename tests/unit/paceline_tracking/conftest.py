@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from paceline.code.tokenizers.jobs import JobTokenizer
 from paceline.config.service import TrackingOptions
 from paceline.config.tracking import TrackingSpec
 from paceline.enums import JobState, Purpose
 from paceline.errors import NotFoundError, UnavailableError
-from paceline.progress import LedgerProgress
-from paceline.telemetry.metrics import Metrics
+from paceline.isolation.code.tokenizers.jobs import JobTokenizer
+from paceline.platform.progress import LedgerProgress
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.testing.trackers import tracked_run
 from paceline.types import Job, JobStatus, TrackerStatus, Trajectory, Worker
 from paceline_tracking.child import TrackerProcess

@@ -11,7 +11,7 @@ from paceline.config import parse_job
 from paceline.config.tracking import TrackingSpec
 from paceline.enums import Purpose, WorkerKind
 from paceline.errors import ConfigError
-from paceline.progress import LedgerProgress
+from paceline.platform.progress import LedgerProgress
 from paceline.types import Worker
 from paceline_tracking.history import TrackedRow
 from paceline_tracking.points import Rates, flat, point_of

@@ -9,10 +9,10 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
 
-from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizer
 from paceline.config.tracking import TrackedSamples
 from paceline.enums import JobState, Purpose, TokenSource
 from paceline.errors import UnavailableError
+from paceline.isolation.code.tokenizers.jobs import JobTokenizer, LocalTokenizer
 from paceline.tokens.chat import Tokenizer
 from paceline.types import (
     Job,

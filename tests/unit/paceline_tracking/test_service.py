@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from paceline.code.tokenizers.jobs import JobTokenizer
 from paceline.config.service import TrackingOptions
 from paceline.enums import JobState, Purpose, TrackerState
 from paceline.errors import NotFoundError, UnavailableError
-from paceline.progress import LedgerProgress
-from paceline.telemetry.metrics import Metrics
+from paceline.isolation.code.tokenizers.jobs import JobTokenizer
+from paceline.platform.progress import LedgerProgress
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.types import Job, JobStatus, TrackerStatus, Trajectory, Worker
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import FakeClock

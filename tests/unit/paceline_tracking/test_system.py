@@ -8,7 +8,7 @@ from typing import cast
 
 from paceline.enums import WorkerKind
 from paceline.errors import UnavailableError
-from paceline.progress import LedgerProgress
+from paceline.platform.progress import LedgerProgress
 from paceline.types import Worker
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.runtime import FakeClock

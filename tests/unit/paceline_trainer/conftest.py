@@ -17,11 +17,11 @@ import torch
 from grpc import aio
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline import wire
 from paceline.enums import JobState
 from paceline.errors import FencedError, StateError, UnavailableError
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
+from paceline.platform import wire
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import roster_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import (

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.config.base import PluginSpec
 from paceline.config.job import OptimizerSpec
 from paceline.config.objective import ObjectiveSpec
-from paceline.objective.load import load_objective
-from paceline.transport.rpc import connect
+from paceline.methods.objective.load import load_objective
+from paceline.platform.transport.rpc import connect
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub

@@ -12,7 +12,7 @@ import torch
 from paceline.config.job import OptimizerSpec
 from paceline.config.objective import ObjectiveSpec
 from paceline.errors import FencedError, NotFoundError
-from paceline.objective.load import load_objective
+from paceline.methods.objective.load import load_objective
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.checkpoints.format import INDEX, file_of
 from paceline_trainer.columns import Share, columns

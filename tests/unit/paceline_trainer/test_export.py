@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from paceline.config.job import OptimizerSpec
 from paceline.config.sections.lora import LoraSpec
-from paceline.digest import digest_of
 from paceline.errors import ConfigError, IntegrityError, InvalidError, NotFoundError
+from paceline.platform.digest import digest_of
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.checkpoints.folders import checkpoints_of
 from paceline_trainer.checkpoints.format import file_of

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.errors import PacelineError
-from paceline.sandbox.model_probe import problem
+from paceline.models.model_probe import problem
 from paceline_harness.models.families import (
     NAMES,
     NOISY,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.enums import Phase
-from paceline.server.phase_report import PhaseReport
+from paceline.platform.server.phase_report import PhaseReport
 from paceline.types import WorkerPhase
 from paceline_trainer.ranks.distributed import Noticeboard
 from paceline_trainer.ranks.laggard import RankPhase, RankPhases, laggard

@@ -16,9 +16,9 @@ from paceline.config.base import PluginSpec
 from paceline.config.job import OptimizerSpec
 from paceline.config.objective import ObjectiveSpec
 from paceline.errors import InvalidError
+from paceline.methods.objective.load import load_objective
 from paceline.methods.parts.slots import StepScale
 from paceline.methods.parts.whole_batch import WholeBatch
-from paceline.objective.load import load_objective
 from paceline.plugins import StrictModel
 from paceline.plugins.allowed import AllowedTargets
 from paceline_trainer.columns import Share, columns

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.enums import Phase
 from paceline.errors import ConfigError, InvalidError
-from paceline.server.phase_report import PhaseReport
+from paceline.platform.server.phase_report import PhaseReport
 from paceline_harness.models.families import save_family
 from paceline_harness.patience import PATIENCE_S
 from paceline_trainer.phase_clock import report_loading

@@ -15,7 +15,7 @@ from paceline.config.job import OptimizerSpec
 from paceline.config.objective import ObjectiveSpec
 from paceline.config.sections.lora import LoraSpec
 from paceline.errors import ConfigError
-from paceline.objective.load import load_objective
+from paceline.methods.objective.load import load_objective
 from paceline.weights.adapters import MergedSnapshot
 from paceline.weights.canary import CanaryRule
 from paceline_trainer.checkpoints.checkpoint import Checkpoints

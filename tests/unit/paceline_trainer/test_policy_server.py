@@ -16,7 +16,7 @@ from paceline.config.job import OptimizerSpec
 from paceline.config.lifecycle.forks import ForkSpec
 from paceline.enums import JobState
 from paceline.errors import InvalidError
-from paceline.transport.rpc import connect
+from paceline.platform.transport.rpc import connect
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub

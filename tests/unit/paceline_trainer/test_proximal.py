@@ -11,8 +11,8 @@ import torch
 
 from paceline.config.job import OptimizerSpec
 from paceline.config.objective import ObjectiveSpec
+from paceline.methods.objective.load import load_objective
 from paceline.methods.parts.batch import Scale, TokenBatch
-from paceline.objective.load import load_objective
 from paceline.v1 import types_pb2
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.columns import Columns, Share, columns

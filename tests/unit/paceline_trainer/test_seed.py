@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.errors import StateError
-from paceline.transport.rpc import connect
+from paceline.platform.transport.rpc import connect
 from paceline.types import PolicyVersion
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub

@@ -14,7 +14,7 @@ import yaml
 
 from paceline.config import ServiceSettings
 from paceline.errors import ConfigError
-from paceline.transport.rpc import connect
+from paceline.platform.transport.rpc import connect
 from paceline.v1 import trainer_pb2 as pb
 from paceline.v1.options_pb2 import WORKER_KIND_TRAINER
 from paceline.v1.trainer_pb2_grpc import TrainerStub

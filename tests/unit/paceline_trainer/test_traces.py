@@ -1,4 +1,4 @@
-from paceline.telemetry.tracing import (
+from paceline.platform.telemetry.tracing import (
     Span,
     Tracer,
     derived,

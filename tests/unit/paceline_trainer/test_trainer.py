@@ -17,10 +17,10 @@ from paceline.config import parse_job
 from paceline.config.service import ProbeSettings
 from paceline.enums import JobState, Phase
 from paceline.errors import FencedError, InvalidError, StateError, UnavailableError
-from paceline.objective.load import load_objective
-from paceline.server.liveness import ProcessProgress
-from paceline.server.phase_report import PhaseReport
-from paceline.transport.rpc import connect
+from paceline.methods.objective.load import load_objective
+from paceline.platform.server.liveness import ProcessProgress
+from paceline.platform.server.phase_report import PhaseReport
+from paceline.platform.transport.rpc import connect
 from paceline.types import WorkerPhase
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.digest import number
+from paceline.platform.digest import number
 from paceline.plugins import Observation, TransformContext, Variant
 
 

@@ -31,8 +31,8 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
-from paceline.proxies import environment_proxy
-from paceline.transport.rpc import backoff_s
+from paceline.platform.proxies import environment_proxy
+from paceline.platform.transport.rpc import backoff_s
 from paceline_controller.runtimes.kubernetes.names import MANAGER
 from paceline_controller.runtimes.kubernetes.resources import Kind, Object, kind_of, name_of
 

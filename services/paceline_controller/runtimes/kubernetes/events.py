@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from paceline.errors import NotFoundError, PacelineError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline_controller.runtimes.kubernetes.names import MANAGER
 from paceline_controller.runtimes.kubernetes.resources import EVENTS, Kind, Object
 

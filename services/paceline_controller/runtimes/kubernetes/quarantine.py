@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError, PacelineError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline_controller.jobs.slots import (
     GIVE_UP_AFTER_LASTING,
     QUARANTINE_S,

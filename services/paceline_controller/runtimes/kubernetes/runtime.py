@@ -16,9 +16,9 @@ from paceline.errors import (
     PacelineError,
     PermissionDeniedError,
 )
-from paceline.server.failures import marked
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import backoff_s
+from paceline.platform.server.failures import marked
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import backoff_s
 from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.base import CredentialIssuer

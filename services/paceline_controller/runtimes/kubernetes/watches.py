@@ -10,8 +10,8 @@ from contextlib import aclosing
 from typing import Protocol
 
 from paceline.errors import PacelineError, UnavailableError
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import backoff_s
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import backoff_s
 from paceline_controller.runtimes.kubernetes.connection import WATCH_S, HistoryGoneError
 from paceline_controller.runtimes.kubernetes.resources import Kind, Object, name_of, uid_of
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from paceline.config.limits import LimitSettings
 from paceline.errors import InvalidError, LimitError
+from paceline.platform.telemetry.tracing import NOTHING, Span
+from paceline.platform.transport.endpoints import RefusedError
 from paceline.plugins import Observation
-from paceline.telemetry.tracing import NOTHING, Span
-from paceline.transport.endpoints import RefusedError
 from paceline.types import EpisodeProgress, Reply, SamplingParams, Transcript
 from paceline_environment.outside.history import ChatHistory
 from paceline_environment.outside.model import OutsideModel

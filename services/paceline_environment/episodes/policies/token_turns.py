@@ -9,8 +9,8 @@ from typing import Any
 
 from paceline.enums import FinishReason
 from paceline.errors import LimitError
+from paceline.platform.telemetry.tracing import NOTHING, Span
 from paceline.plugins import Observation
-from paceline.telemetry.tracing import NOTHING, Span
 from paceline.tokens.transcript import TranscriptBuilder
 from paceline.types import EpisodeProgress, SamplingParams, Transcript, episode_id
 from paceline_environment.episodes.peers import EpisodePeers

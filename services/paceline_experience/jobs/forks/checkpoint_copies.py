@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from paceline.beneath import FOLDER, open_beneath, open_regular
-from paceline.digest import digest_of
 from paceline.errors import NotFoundError, UnavailableError
-from paceline.files import sync
+from paceline.platform.beneath import FOLDER, open_beneath, open_regular
+from paceline.platform.digest import digest_of
+from paceline.platform.files import sync
 
 _INDEX = "paceline.json"
 _INDEX_BYTES = 16 << 20

@@ -28,8 +28,8 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
-from paceline.fair_queue import FairQueue, QueueOwner
-from paceline.telemetry.logs import Log
+from paceline.platform.fair_queue import FairQueue, QueueOwner
+from paceline.platform.telemetry.logs import Log
 from paceline.types import Job
 from paceline_experience.jobs.forks.checkpoint_copies import CheckpointCopy
 from paceline_experience.jobs.forks.payload_copies import PayloadCopier, Renaming

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.code.folders import CodeFolders
-from paceline.code.function_process import MODULE as FUNCTIONS
-from paceline.code.packages import Packages
-from paceline.code.sealed import sandbox_for
-from paceline.code.world_process import MODULE as WORLDS
 from paceline.config.service import ExperienceOptions
-from paceline.telemetry.metrics import Metrics
+from paceline.isolation.code.folders import CodeFolders
+from paceline.isolation.code.function_process import MODULE as FUNCTIONS
+from paceline.isolation.code.packages import Packages
+from paceline.isolation.code.sealed import sandbox_for
+from paceline.isolation.code.world_process import MODULE as WORLDS
+from paceline.platform.telemetry.metrics import Metrics
 from paceline_experience.jobs.data import DataOfJobs
 from paceline_experience.jobs.dry_run import TriesPlugins
 from paceline_experience.jobs.job_parts import JobParts

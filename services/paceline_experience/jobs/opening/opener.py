@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from paceline.config.service import ExperienceOptions
-from paceline.telemetry.tracing import Tracer
+from paceline.platform.telemetry.tracing import Tracer
 from paceline.types import Job
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.ledger.context import Hooks

@@ -10,23 +10,23 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, cast
 
-from paceline.code.ledger_messages import (
+from paceline.config import JobSpec
+from paceline.config.named import NamedPlugin
+from paceline.config.needs import refusal
+from paceline.errors import InvalidError, PacelineError, UnavailableError
+from paceline.isolation.calls import CallError, Calls, EndedError
+from paceline.isolation.cap import ProcessCap, Release
+from paceline.isolation.code.ledger_messages import (
     Arrays,
     advantages_of,
     batch_arrays,
     context_fields,
     group_fields,
 )
-from paceline.config import JobSpec
-from paceline.config.named import NamedPlugin
-from paceline.config.needs import refusal
-from paceline.errors import InvalidError, PacelineError, UnavailableError
-from paceline.fair_queue import QueueOwner
-from paceline.isolation.calls import CallError, Calls, EndedError
-from paceline.isolation.cap import ProcessCap, Release
 from paceline.isolation.frames import MAX_ERROR_CHARS, Frame
+from paceline.platform.fair_queue import QueueOwner
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import Advantages, Context, EpisodeBatch, FinishedGroup, Keep, Repair
-from paceline.telemetry.logs import Log
 from paceline_experience.jobs.dry_run import UntriedError
 from paceline_experience.ledger.filters.answer import FilterDecision
 

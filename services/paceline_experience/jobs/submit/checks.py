@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from paceline.code.modules import missing_modules
-from paceline.code.requirements import REQUIREMENTS
 from paceline.data import JobData
 from paceline.errors import ConfigError
+from paceline.isolation.code.modules import missing_modules
+from paceline.isolation.code.requirements import REQUIREMENTS
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.jobs.own_tasks import OwnTasks, sources_of

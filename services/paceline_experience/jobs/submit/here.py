@@ -1,6 +1,6 @@
 """What experience checks of a job, on the machine with its files: no store, nothing installed.
 
-See `paceline.local.checks`.
+See `paceline.front.local.checks`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
-from paceline.code import archive
-from paceline.code.folders import CodeFolders
-from paceline.code.function_process import MODULE as FUNCTIONS
-from paceline.code.requirements import REQUIREMENTS
-from paceline.code.sealed import sandbox_for
-from paceline.code.world_process import MODULE as WORLDS
 from paceline.config import JobSpec
 from paceline.config.named import has_own_generation
 from paceline.config.service import ExperienceOptions
 from paceline.data import JobData, UnreadError
 from paceline.data.job_data import EVERYWHERE
 from paceline.errors import UnavailableError
-from paceline.local.checks import Findings
+from paceline.front.local.checks import Findings
+from paceline.isolation.code import archive
+from paceline.isolation.code.folders import CodeFolders
+from paceline.isolation.code.function_process import MODULE as FUNCTIONS
+from paceline.isolation.code.requirements import REQUIREMENTS
+from paceline.isolation.code.sealed import sandbox_for
+from paceline.isolation.code.world_process import MODULE as WORLDS
+from paceline.isolation.sandbox.sandbox import Sandbox
 from paceline.plugins.allowed import AllowedTargets
-from paceline.sandbox.sandbox import Sandbox
 from paceline_experience.jobs.dry_run import UntriedError
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.jobs.own_functions import OwnFunctions

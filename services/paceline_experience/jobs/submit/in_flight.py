@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from paceline.errors import ConflictError, PacelineError, PendingError, UnavailableError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import Job
 
 _WAIT_S = 20.0  # clients wait for 30 s

@@ -31,7 +31,7 @@ from contextlib import suppress
 from functools import partial
 
 from paceline.errors import FencedError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import Job
 from paceline_experience.jobs.forks.forking import Forking
 from paceline_experience.jobs.forks.plan import fork_plan

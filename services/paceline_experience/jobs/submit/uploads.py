@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from paceline.code.archive import check
 from paceline.errors import ConfigError, DeadlineError, InvalidError, NotFoundError
-from paceline.fair_queue import FairQueue, QueueOwner
+from paceline.isolation.code.archive import check
+from paceline.platform.fair_queue import FairQueue, QueueOwner
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.tenancy.quotas import Quotas
 

@@ -15,9 +15,9 @@ from paceline.config.job import JobSpec
 from paceline.config.named import NamedPlugin, named
 from paceline.config.options import options_source
 from paceline.errors import InvalidError, plugin_boundary
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.text import MAX_NAME, is_name
 from paceline.plugins import Advantage, Advantages, Context, EpisodeBatch, declared, registry
-from paceline.telemetry.logs import Log
-from paceline.text import MAX_NAME, is_name
 from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 

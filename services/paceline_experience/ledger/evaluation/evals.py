@@ -9,9 +9,9 @@ from itertools import takewhile
 from typing import Any
 
 from paceline.config.job import MAX_EVAL_EPISODES, MAX_KEPT_EPISODES
+from paceline.platform.progress import EvalOutcome, EvalProgress, EvalStanding
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import TaskSource
-from paceline.progress import EvalOutcome, EvalProgress, EvalStanding
-from paceline.telemetry.logs import Log
 from paceline.types import EpisodeProgress
 from paceline_experience.ledger.checkpoints import evaluated
 from paceline_experience.ledger.context import LedgerContext

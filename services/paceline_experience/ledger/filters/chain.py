@@ -9,8 +9,8 @@ from typing import Any
 from paceline.config import JobSpec
 from paceline.config.named import NamedPlugin, named
 from paceline.errors import plugin_boundary
+from paceline.platform.text import clipped
 from paceline.plugins import Drop, Filter, FinishedGroup, Keep, Repair, registry
-from paceline.text import clipped
 from paceline_experience.ledger.filters.answer import FilterDecision
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.state import GroupRecord

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from paceline.enums import DropReason, EpisodeState
 from paceline.errors import InvalidError
-from paceline.telemetry.logs import Log
-from paceline.text import clipped
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.text import clipped
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.counts import filter_reason
 from paceline_experience.ledger.filters.chain import FilterChain, finished_group

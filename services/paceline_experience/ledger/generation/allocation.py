@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol, overload
 
-from paceline.code.generation.starts import (
+from paceline.errors import InvalidError, plugin_boundary
+from paceline.isolation.code.generation.starts import (
     PLAIN,
     checked_starts,
     pick_of,
     runs_text,
     starts_of_runs,
 )
-from paceline.errors import InvalidError, plugin_boundary
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import (
     MAX_NAMED_TASKS,
     MAX_WAVES,
@@ -30,7 +31,6 @@ from paceline.plugins import (
     Pick,
     Start,
 )
-from paceline.telemetry.logs import Log
 from paceline.types import EpisodeStart
 from paceline_experience.ledger.records import EpisodeSummary
 from paceline_experience.ledger.state import GroupRecord

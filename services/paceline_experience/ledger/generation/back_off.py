@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from paceline.enums import EpisodeOutcome
-from paceline.server.restarts import RestartBackoff
-from paceline.telemetry.logs import Log
+from paceline.platform.server.restarts import RestartBackoff
+from paceline.platform.telemetry.logs import Log
 from paceline_experience.ledger.generation.submission import Report, Verdict
 from paceline_experience.ledger.state import GroupRecord
 

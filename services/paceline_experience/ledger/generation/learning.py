@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from paceline.errors import InvalidError, plugin_boundary
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.text import clipped
 from paceline.plugins import Context, Learns
-from paceline.telemetry.logs import Log
-from paceline.text import clipped
 from paceline_experience.ledger.generation.memory import Memory
 
 MAX_PROBLEM_BYTES = 4000

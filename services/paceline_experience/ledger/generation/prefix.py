@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline import wire
+from paceline.platform import wire
 from paceline.types import EpisodeProgress
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.generation.allocation import starts_of

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from paceline import wire
 from paceline.enums import ScoreStatus
-from paceline.text import clipped
+from paceline.platform import wire
+from paceline.platform.text import clipped
 from paceline.types import Trajectory
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.generation.prefix import inherited

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from paceline.errors import StateError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import PolicyVersion, WeightRefusal
 from paceline_experience.ledger.batches import fence
 from paceline_experience.ledger.context import LedgerContext

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from paceline.errors import InvalidError, UnavailableError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 
 _RETRY_S = 1.0
 log = Log("own-code")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.code.generation.messages import open_group_fields, pick_fields
-from paceline.code.generation.starts import pick_of, starts_of_runs
 from paceline.config.named import NamedPlugin
+from paceline.isolation.code.generation.messages import open_group_fields, pick_fields
+from paceline.isolation.code.generation.starts import pick_of, starts_of_runs
 from paceline.plugins import MAX_WAVE, MAX_WAVES, Start
 from paceline_experience.ledger.generation.allocation import (
     Wave,

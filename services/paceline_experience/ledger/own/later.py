@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import PacelineError, UnavailableError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline_experience.ledger.advantages.estimator import Estimator, FixedEstimate, Inputs
 from paceline_experience.ledger.state import GroupRecord, LedgerState
 from paceline_experience.store.payloads import PayloadStore

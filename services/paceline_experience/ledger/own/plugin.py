@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from paceline.code.generation.messages import LACKS_MEMORY
-from paceline.code.ledger_messages import context_fields
 from paceline.config.named import NamedPlugin
 from paceline.errors import InvalidError
+from paceline.isolation.code.generation.messages import LACKS_MEMORY
+from paceline.isolation.code.ledger_messages import context_fields
+from paceline.platform.text import clipped
 from paceline.plugins import Context
-from paceline.text import clipped
 from paceline_experience.ledger.generation.learning import MAX_PROBLEM_BYTES, memory_name
 from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.own.ahead import AskedAhead

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.code.generation.starts import pick_text
 from paceline.config.named import NamedPlugin
 from paceline.errors import InvalidError
+from paceline.isolation.code.generation.starts import pick_text
 from paceline.plugins import MAX_CURSOR_BYTES, Pick
 from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.own.parts import OwnParts

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from paceline.code.generation.replay import (
+from paceline.config import JobSpec
+from paceline.config.named import NamedPlugin, own_ledger_parts
+from paceline.errors import InvalidError, plugin_boundary
+from paceline.isolation.code.generation.replay import (
     checked_guests,
     checked_places,
     guests_of,
     stored_fields,
 )
-from paceline.code.ledger_messages import group_fields
-from paceline.config import JobSpec
-from paceline.config.named import NamedPlugin, own_ledger_parts
-from paceline.errors import InvalidError, plugin_boundary
+from paceline.isolation.code.ledger_messages import group_fields
+from paceline.platform.text import clipped
 from paceline.plugins import Context, FinishedGroup, Guest, Replay, Stored, registry
-from paceline.text import clipped
 from paceline_experience.ledger.generation.learning import MAX_PROBLEM_BYTES
 from paceline_experience.ledger.own.parts import OwnParts
 from paceline_experience.ledger.own.plugin import UNREADABLE

@@ -13,11 +13,12 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from paceline.digest import number
 from paceline.enums import Purpose, TokenSource
 from paceline.errors import InvalidError, StateError
+from paceline.errors.wording import refusal
+from paceline.platform.digest import number
+from paceline.platform.text import clipped
 from paceline.plugins import TaskSource
-from paceline.text import clipped
 from paceline.types import (
     SamplingParams,
     Score,
@@ -26,7 +27,6 @@ from paceline.types import (
     Transcript,
     VersionRun,
 )
-from paceline.wording import refusal
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.generation.submission import Submission, submission
 from paceline_experience.ledger.groups import Groups

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.digest import number
 from paceline.errors import DeadlineError, InvalidError, UnavailableError, plugin_boundary
+from paceline.platform.digest import number
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import FindsTasks, TaskSource
-from paceline.telemetry.logs import Log
 from paceline_experience.ledger.sources import NoTasks
 
 log = Log("replay")

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
-from paceline import wire
-from paceline.api.episodes import ListedEpisode, NumberRange
 from paceline.enums import Purpose, ScoreStatus, TokenSource
 from paceline.errors import InvalidError
+from paceline.front.api.episodes import ListedEpisode, NumberRange
+from paceline.platform import wire
 from paceline.types import Trajectory
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.context import LedgerContext

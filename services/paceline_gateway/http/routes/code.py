@@ -11,8 +11,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
-from paceline.api.documents import CodeView
 from paceline.errors import InvalidError
+from paceline.front.api.documents import CodeView
 from paceline.v1 import jobs_pb2 as pb
 from paceline_gateway.http.routes.common import ERRORS, Caller
 from paceline_gateway.http.views import view

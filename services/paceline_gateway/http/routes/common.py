@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from paceline.api.documents import ErrorView
-from paceline.transport.principal import Principal
+from paceline.front.api.documents import ErrorView
+from paceline.platform.transport.principal import Principal
 
 # FastAPI would build a validator of its own for each model of each route.
 _ERROR = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorView.__name__}"}}}

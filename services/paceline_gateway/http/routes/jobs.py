@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
-from paceline.api.documents import (
+from paceline.front.api.documents import (
     JobView,
 )
 from paceline.v1 import jobs_pb2 as pb

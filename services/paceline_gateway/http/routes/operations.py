@@ -12,9 +12,10 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from pydantic import BaseModel
 
-from paceline import enums, wire
-from paceline.api.documents import document_of
-from paceline.transport.operations import HttpRoute, Operation, input_of
+from paceline import enums
+from paceline.front.api.documents import document_of
+from paceline.platform import wire
+from paceline.platform.transport.operations import HttpRoute, Operation, input_of
 from paceline_gateway.http.routes.common import ERRORS, Caller
 from paceline_gateway.http.views import view
 from paceline_gateway.messages import MAX_TEXT, max_of

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from paceline.errors import ConfigError, PacelineError, UnavailableError
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import TensorSpec
-from paceline.telemetry.logs import Log
 from paceline_rollout.engines.sglang.api import SglangClient
 
 JOIN_TIMEOUT_S = 120.0

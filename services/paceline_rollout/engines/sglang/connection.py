@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 
 from paceline.errors import PacelineError, UnavailableError
-from paceline.telemetry.logs import Log
-from paceline.transport.rpc import backoff_s
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.transport.rpc import backoff_s
 from paceline_rollout.engines.sglang.api import SglangClient
 from paceline_rollout.engines.sglang.capabilities import Capabilities
 from paceline_rollout.engines.sglang.loading import Loader, LoadOptions

@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.enums import FinishReason
 from paceline.errors import PacelineError, StateError, UnavailableError
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import (
     EngineLimits,
     EngineOutput,
@@ -22,7 +23,6 @@ from paceline.plugins import (
     error_output,
     request_problem,
 )
-from paceline.telemetry.logs import Log
 from paceline_rollout.activation import Activation, Gate, RequestQueue, Swap, parse_activation
 from paceline_rollout.engines.base import OutputQueue, decoder, version_gone
 from paceline_rollout.engines.sglang import answers

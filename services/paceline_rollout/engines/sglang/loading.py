@@ -20,8 +20,8 @@ from typing import Any, Literal
 import torch
 
 from paceline.errors import InvalidError, NotFoundError, PacelineError, UnavailableError
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import TensorSpec, WeightSnapshot
-from paceline.telemetry.logs import Log
 from paceline_rollout.engines.sglang.api import SglangClient
 from paceline_rollout.engines.sglang.broadcast import TensorBroadcast
 from paceline_rollout.engines.sglang.capabilities import Capabilities

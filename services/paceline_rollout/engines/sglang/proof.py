@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.errors import InvalidError, MisfitError, NotFoundError
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import WeightSnapshot
-from paceline.telemetry.logs import Log
 from paceline_rollout.engines.sglang.api import SglangClient
 
 # A server computes its other tensors, such as tables of positions, by itself.

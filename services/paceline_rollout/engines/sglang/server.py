@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import ConfigError, DeadlineError, UnavailableError
-from paceline.files import tail
-from paceline.local.ports import are_free, free_port
-from paceline.proxies import without_loopback
-from paceline.telemetry.logs import Log
+from paceline.front.local.ports import are_free, free_port
+from paceline.platform.files import tail
+from paceline.platform.proxies import without_loopback
+from paceline.platform.telemetry.logs import Log
 from paceline_rollout.engines.sglang.api import SglangClient
 from paceline_rollout.engines.sglang.capabilities import Capabilities, parse_version
 from paceline_rollout.engines.sglang.options import MODULE

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 
 from paceline.errors import InvalidError, PacelineError, UnavailableError
-from paceline.free_memory import return_free_memory
+from paceline.platform.free_memory import return_free_memory
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import EngineOutput, EngineRequest, EngineStatus
-from paceline.telemetry.logs import Log
 from paceline_rollout.activation import Swap, parse_activation
 from paceline_rollout.engines.base import OutputQueue, decoder
 from paceline_rollout.engines.torch.forward import device_of

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.enums import FinishReason
 from paceline.errors import PacelineError
+from paceline.platform.telemetry.logs import Log
 from paceline.plugins import (
     EngineLimits,
     EngineOutput,
@@ -18,7 +19,6 @@ from paceline.plugins import (
     error_output,
     request_problem,
 )
-from paceline.telemetry.logs import Log
 from paceline_rollout.activation import Activation, Gate, RequestQueue, Swap
 from paceline_rollout.engines.base import Decode, emit, stop_in, stop_window, version_gone
 from paceline_rollout.engines.torch.cache import PrefixGroup, SlotCache

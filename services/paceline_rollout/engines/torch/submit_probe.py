@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paceline.models.foreign_code import of_model
-from paceline.sandbox.model_probe import answer
+from paceline.models.model_probe import answer
 from paceline.weights.names import CheckpointNames
 from paceline_rollout.engines.torch.model import check_layers, read_config
 from paceline_rollout.engines.torch.probe import shares_prefixes

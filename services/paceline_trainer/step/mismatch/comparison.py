@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from paceline.config.job import JobSpec
 from paceline.errors import InvalidError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.types import WorkerMismatch
 from paceline_trainer.columns import Bools, Columns, Ints
 from paceline_trainer.ranks.distributed import RankGroup

@@ -11,9 +11,9 @@ from math import isqrt
 from string import Formatter
 from typing import Literal
 
-from paceline.digest import Permutation, number, task_id
 from paceline.environments.arithmetic.levels import MAX_DIGITS, SumLevel, levels_of
 from paceline.errors import InvalidError
+from paceline.platform.digest import Permutation, number, task_id
 from paceline.types import Task
 
 _ENVIRONMENT = "arithmetic"

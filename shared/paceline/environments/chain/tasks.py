@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from paceline.digest import task_id
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.errors import InvalidError
+from paceline.platform.digest import task_id
 from paceline.types import Task
 
 MAX_LENGTH = 64

@@ -12,10 +12,10 @@ from itertools import accumulate
 from typing import Any
 
 from paceline.data import JobData
-from paceline.digest import Permutation, task_id
 from paceline.environments.dataset.options import DatasetOptions, SourceOptions
 from paceline.environments.dataset.world import mixable
 from paceline.errors import InvalidError
+from paceline.platform.digest import Permutation, task_id
 from paceline.plugins import TaskSource
 from paceline.types import Task
 

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.environments.dataset.options import DatasetOptions
 from paceline.environments.texts import user_message
 from paceline.errors import InvalidError
+from paceline.platform.text import as_text
 from paceline.plugins import (
     Environment,
     EnvironmentPlugin,
@@ -18,7 +19,6 @@ from paceline.plugins import (
     StepResult,
     registry,
 )
-from paceline.text import as_text
 from paceline.types import Task
 
 _NOTHING = Observation()

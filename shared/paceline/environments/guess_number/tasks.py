@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paceline.digest import Permutation, task_id
 from paceline.environments.splits import part_of
 from paceline.errors import InvalidError
+from paceline.platform.digest import Permutation, task_id
 from paceline.types import Task
 
 Scoring = Literal["found", "guesses"]

@@ -13,7 +13,7 @@ from paceline.environments.gymnasium.options import GymnasiumOptions
 from paceline.environments.seeded import seed_of
 from paceline.environments.texts import fields_of, filled, user_message
 from paceline.errors import InvalidError
-from paceline.extras import installing
+from paceline.errors.extras import installing
 from paceline.plugins import Observation, StepResult
 from paceline.types import Task
 

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paceline.digest import Permutation, task_id
 from paceline.environments.key_door.grid import Cell, way
 from paceline.environments.splits import part_of
 from paceline.errors import InvalidError
+from paceline.platform.digest import Permutation, task_id
 from paceline.types import Task
 
 Scoring = Literal["found", "shaped"]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Self, cast
 
 from paceline.errors import InvalidError, PacelineError, UnavailableError
-from paceline.extras import installing
+from paceline.errors.extras import installing
 
 try:
     from websockets.asyncio.client import ClientConnection, connect

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, cast
 
-from paceline.digest import number, task_id
 from paceline.errors import InvalidError
-from paceline.extras import installing
+from paceline.errors.extras import installing
+from paceline.platform.digest import number, task_id
 from paceline.types import Task
 
 _ENVIRONMENT = "reasoning_gym"

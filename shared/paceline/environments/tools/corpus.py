@@ -10,7 +10,7 @@ import sqlite3
 from dataclasses import dataclass
 from functools import lru_cache
 
-from paceline.digest import Permutation, number
+from paceline.platform.digest import Permutation, number
 
 NUM_FACTS = 1000
 MAX_QUERY_WORDS = 32

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paceline.digest import Permutation, task_id
 from paceline.environments.tool_calls import ParserName, tool_parser
 from paceline.environments.tools.corpus import NUM_FACTS, NUM_KINDS, fact
 from paceline.errors import InvalidError
+from paceline.platform.digest import Permutation, task_id
 from paceline.types import Task
 
 ToolName = Literal["calculator", "search", "notes"]

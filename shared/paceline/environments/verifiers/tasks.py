@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from paceline.digest import task_id
 from paceline.environments.verifiers.options import VerifiersOptions
+from paceline.platform.digest import task_id
 from paceline.types import Task
 
 _ENVIRONMENT = "verifiers"

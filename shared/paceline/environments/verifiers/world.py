@@ -12,7 +12,7 @@ from typing import Any
 from paceline.environments.tool_calls import BadCall, tool_parser
 from paceline.environments.verifiers.options import VerifiersOptions, VerifiersSettings
 from paceline.errors import InvalidError
-from paceline.extras import installing
+from paceline.errors.extras import installing
 from paceline.plugins import Message, Observation, StepResult
 from paceline.types import Task
 

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.digest import Permutation, number
 from paceline.errors import InvalidError
+from paceline.platform.digest import Permutation, number
 from paceline.plugins import Context, GroupOutcome
 
 STEP = "step"  # key of the memory: the trainer's step at the last observation

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from paceline.digest import number
 from paceline.enums import Purpose
 from paceline.methods.parts.prompts import rewritten
 from paceline.methods.prompt_augmentation.templates import (
@@ -14,6 +13,7 @@ from paceline.methods.prompt_augmentation.templates import (
     PromptTemplate,
     chosen,
 )
+from paceline.platform.digest import number
 from paceline.plugins import Observation, TransformContext, Variant
 
 

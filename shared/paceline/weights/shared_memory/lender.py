@@ -15,8 +15,8 @@ from paceline.errors import (
     UnavailableError,
     VersionGoneError,
 )
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.v1 import weights_pb2 as pb
 from paceline.weights.shared_memory.loan import (
     KEEPALIVE_S,

@@ -15,8 +15,8 @@ from paceline.errors import (
     UnavailableError,
     VersionGoneError,
 )
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.weights.route import Route, TransferEvent, TransferProgress, TransferReport
 from paceline.weights.shared_memory.borrower import borrow
 from paceline.weights.snapshot.manifest import SnapshotHeader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.errors import ConfigError, PacelineError
-from paceline.telemetry.logs import Log
+from paceline.platform.telemetry.logs import Log
 from paceline.weights.route import Route, TransferReport
 from paceline.weights.shared_memory.lender import MemoryLender
 from paceline.weights.shared_memory.mapped_transfer import MappedTransfer

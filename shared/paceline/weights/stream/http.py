@@ -17,8 +17,8 @@ from paceline.errors import (
     UnavailableError,
     VersionGoneError,
 )
-from paceline.transport.rpc_authorization import WEIGHT_PEERS
-from paceline.transport.tls import client_context, peer_kinds
+from paceline.platform.transport.rpc_authorization import WEIGHT_PEERS
+from paceline.platform.transport.tls import client_context, peer_kinds
 
 _SMALL_BYTES = 4096
 _MAX_HEAD_BYTES = 16384

@@ -20,10 +20,10 @@ from paceline.errors import (
     UnavailableError,
     VersionGoneError,
 )
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.rpc_authorization import WEIGHT_PEERS, RefusedCallers
-from paceline.transport.tls import peer_kinds, server_context
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.rpc_authorization import WEIGHT_PEERS, RefusedCallers
+from paceline.platform.transport.tls import peer_kinds, server_context
 from paceline.weights.route import TransferProgress
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.memory import SharedMemory, SharedMemoryPool

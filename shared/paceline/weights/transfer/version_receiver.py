@@ -13,8 +13,8 @@ from typing import Protocol
 
 from paceline.config.service import TlsSettings
 from paceline.errors import PacelineError
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.types import PolicyVersion
 from paceline.weights.route import Route, TransferProgress, TransferReport
 from paceline.weights.snapshot.manifest import SnapshotHeader

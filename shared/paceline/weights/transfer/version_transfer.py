@@ -23,8 +23,8 @@ from paceline.errors import (
     UnavailableError,
     VersionGoneError,
 )
-from paceline.telemetry.logs import Log
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.logs import Log
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.types import PolicyVersion
 from paceline.weights.route import (
     ChunkSource,

@@ -17,10 +17,10 @@ from grpc_health.v1 import health_pb2
 
 from paceline.config.service import ServiceSettings, TlsSettings
 from paceline.enums import WorkerKind
-from paceline.server.chassis import Chassis, Service, serve
-from paceline.transport.metadata_channel import Metadata
-from paceline.transport.rpc_authorization import callers
-from paceline.transport.service_keys import issue
+from paceline.platform.server.chassis import Chassis, Service, serve
+from paceline.platform.transport.metadata_channel import Metadata
+from paceline.platform.transport.rpc_authorization import callers
+from paceline.platform.transport.service_keys import issue
 from paceline_harness.callers.service_keys import metadata_of
 from paceline_harness.certificates import Authority
 from paceline_harness.patience import PATIENCE_S

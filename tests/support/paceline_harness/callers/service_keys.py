@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from paceline.enums import WorkerKind
-from paceline.transport.metadata_channel import Metadata
-from paceline.transport.service_keys import METADATA_KEY, ServiceKeys
+from paceline.platform.transport.metadata_channel import Metadata
+from paceline.platform.transport.service_keys import METADATA_KEY, ServiceKeys
 
 
 def keys_of(folder: Path) -> ServiceKeys:

@@ -11,13 +11,13 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline import wire
 from paceline.config.service import ServiceSettings
 from paceline.enums import JobState, WorkerKind
-from paceline.local.processes import Processes
-from paceline.server.settings_file import write_settings
-from paceline.transport.metadata_channel import Metadata
-from paceline.transport.service_keys import issue
+from paceline.front.local.processes import Processes
+from paceline.platform import wire
+from paceline.platform.server.settings_file import write_settings
+from paceline.platform.transport.metadata_channel import Metadata
+from paceline.platform.transport.service_keys import issue
 from paceline.types import JobStatus
 from paceline.v1 import experience_pb2, jobs_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceStub

@@ -13,9 +13,9 @@ import yaml
 from kubernetes_double.api import ApiServer
 from paceline.config.service import ServiceSettings
 from paceline.enums import WorkerKind
-from paceline.local.processes import Processes
-from paceline.transport.principal import derived_token
-from paceline.transport.service_keys import issue
+from paceline.front.local.processes import Processes
+from paceline.platform.transport.principal import derived_token
+from paceline.platform.transport.service_keys import issue
 from paceline_harness.controlled_cluster.nodes import Nodes, component, living
 from paceline_harness.controlled_cluster.objects import (
     ACCOUNT,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from grpc import aio
 
-from paceline import wire
 from paceline.enums import JobState, StopReason, WorkerKind
-from paceline.transport.rpc import connect, stream
+from paceline.platform import wire
+from paceline.platform.transport.rpc import connect, stream
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
 from paceline.v1.access_pb2_grpc import AccessStub, AuthenticationStub

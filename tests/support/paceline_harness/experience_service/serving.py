@@ -23,9 +23,9 @@ from paceline.config import ServiceSettings
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
 from paceline.enums import WorkerKind
-from paceline.server.chassis import Chassis, bind
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect
+from paceline.platform.server.chassis import Chassis, bind
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect
 from paceline_experience.service import ExperienceService, build
 from paceline_harness.experience_service.clients import LIMIT_S, Client
 

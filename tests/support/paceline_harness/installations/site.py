@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
-from paceline.client.client import AsyncClient
 from paceline.config import ServiceSettings
-from paceline.files import token_of
-from paceline.server.chassis import Chassis, serve
+from paceline.front.client.client import AsyncClient
+from paceline.platform.files import token_of
+from paceline.platform.server.chassis import Chassis, serve
 from paceline_experience import service as experience
 from paceline_gateway import service as gateway
 from paceline_harness.patience import PATIENCE_S

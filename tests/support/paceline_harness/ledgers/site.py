@@ -13,8 +13,8 @@ from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
 from paceline.enums import Purpose, StopReason
 from paceline.errors import PacelineError
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import OFF
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.telemetry.tracing import OFF
 from paceline.types import (
     Job,
     JobStatus,

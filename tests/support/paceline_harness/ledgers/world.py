@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from paceline.config import JobSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.telemetry.tracing import OFF
 from paceline.plugins import TaskSource
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import OFF
 from paceline.types import (
     Assignment,
 )

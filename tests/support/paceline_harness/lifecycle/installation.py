@@ -17,10 +17,10 @@ from paceline.config.service import ControllerOptions, ExperienceOptions
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import WorkerKind
 from paceline.errors import DeadlineError, StoreError, UnavailableError
-from paceline.server.chassis import Chassis, Service, bind
-from paceline.telemetry.metrics import Metrics
-from paceline.transport.principal import derived_token
-from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect
+from paceline.platform.server.chassis import Chassis, Service, bind
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.transport.principal import derived_token
+from paceline.platform.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.tenants_pb2_grpc import TenantsStub

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from paceline.code.folders import CodeFolders
-from paceline.code.function_process import MODULE as FUNCTIONS
-from paceline.code.sealed import sandbox_for
-from paceline.code.world_process import MODULE as WORLDS
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
 from paceline.data import JobData
 from paceline.data.errors import raise_answer
+from paceline.isolation.code.folders import CodeFolders
+from paceline.isolation.code.function_process import MODULE as FUNCTIONS
+from paceline.isolation.code.sealed import sandbox_for
+from paceline.isolation.code.world_process import MODULE as WORLDS
 from paceline_experience.jobs.data import DataOfJobs
 from paceline_experience.jobs.dry_run import TriesPlugins, request_of
 from paceline_experience.jobs.dry_run_child import attempt

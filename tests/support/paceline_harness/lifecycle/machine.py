@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from paceline.enums import WorkerKind
-from paceline.local.ports import PortSlots
+from paceline.front.local.ports import PortSlots
 from paceline_controller.jobs.observed import Observed
 from paceline_controller.jobs.plan import Wanted, replicas_of
 from paceline_controller.runtimes.base import CredentialIssuer

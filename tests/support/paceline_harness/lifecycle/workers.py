@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from grpc import aio
 
-from paceline.digest import digest_of
 from paceline.enums import StopReason, WorkerKind
 from paceline.errors import DeadlineError, NotFoundError, PacelineError, UnavailableError
-from paceline.server.membership import Membership
-from paceline.transport.rpc import call, connect
+from paceline.platform.digest import digest_of
+from paceline.platform.server.membership import Membership
+from paceline.platform.transport.rpc import call, connect
 from paceline.types import Worker
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import types_pb2

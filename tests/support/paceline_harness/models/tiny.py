@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.files import locked
+from paceline.platform.files import locked
 
 TINY = """
 import sys

@@ -15,7 +15,7 @@ from typing import Any
 import promql_parser as promql
 import yaml
 
-from paceline.telemetry.monitoring import DASHBOARDS, RULES
+from paceline.platform.telemetry.monitoring import DASHBOARDS, RULES
 
 LABEL_VALUES = re.compile(r"label_values\((\w+), *(\w+)\)")
 SHOWN = re.compile(r"\{\{(\w+)\}\}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from paceline.files import read_json
+from paceline.platform.files import read_json
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.ports import PLAIN, free_port
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from paceline.telemetry.metric_names import NAMES, VALUES
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.metric_names import NAMES, VALUES
+from paceline.platform.telemetry.metrics import Metrics
 
 MOST_SERIES = 43
 """Of one worker."""

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.code.packages import Packages
 from paceline.config.packages import PackageSettings
 from paceline.errors import PacelineError
+from paceline.isolation.code.packages import Packages
 from paceline_harness.packages.package_index import PackageIndex, serving
 
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from paceline.code.modules import missing_modules, own_targets
 from paceline.config import parse_job
 from paceline.config.named import problems
 from paceline.errors import InvalidError
+from paceline.isolation.code.modules import missing_modules, own_targets
 from paceline.plugins import registry
 from paceline.plugins.allowed import AllowedTargets
 

@@ -17,7 +17,7 @@ from paceline.config import resolve_job
 from paceline.config.named import named, problems
 from paceline.config.options import model_of, options_source
 from paceline.errors import ConfigError
-from paceline.wording import shown
+from paceline.errors.wording import shown
 from paceline_harness.methods.parts import Part, parts, placed
 
 JOB: dict[str, Any] = {

@@ -13,11 +13,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.client.calls import with_uploads
 from paceline.config import load_job, parse_job, resolve_job
 from paceline.config.named import problems
 from paceline.config.recipes import JOINED, recipe, with_recipes
 from paceline.errors import ConfigError
+from paceline.front.client.calls import with_uploads
 from paceline.plugins import registry
 
 JOB: dict[str, Any] = {

@@ -13,7 +13,7 @@ from paceline.config import JobSpec, ServiceSettings
 from paceline.config.limits import LimitSettings
 from paceline.config.load import explain, validate
 from paceline.errors import ConfigError, InvalidError
-from paceline.samplers.staged import Staged
+from paceline.generation.samplers.staged import Staged
 
 PYTHON = re.compile(
     r"instance of|dictionary|tuple|frozenset|\bNone\b|Spec\b|after validation|pydantic"

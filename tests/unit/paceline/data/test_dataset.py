@@ -16,8 +16,8 @@ from paceline.environments.dataset.options import DatasetOptions
 from paceline.environments.dataset.tasks import DatasetTasks
 from paceline.environments.dataset.world import Dataset
 from paceline.errors import InvalidError
+from paceline.generation.samplers.shuffle import Shuffle
 from paceline.plugins import registry
-from paceline.samplers.shuffle import Shuffle
 from paceline_harness.data import InProcess
 
 

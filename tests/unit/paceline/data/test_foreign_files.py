@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from paceline.beneath import PRIVATE, ReadableFolders, mark_private, open_beneath
 from paceline.data import JobData, RowShape
 from paceline.data.job_data import EVERYWHERE
 from paceline.errors import InvalidError
+from paceline.platform.beneath import PRIVATE, ReadableFolders, mark_private, open_beneath
 from paceline_harness.data import InProcess
 
 SECRET = "plum"

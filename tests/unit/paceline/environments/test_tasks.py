@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.digest import Permutation
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.environments.reasoning_gym.tasks import ReasoningGymTasks, is_heldout
 from paceline.errors import InvalidError
+from paceline.platform.digest import Permutation
 
 
 def operands(question: str) -> tuple[str, frozenset[int]]:

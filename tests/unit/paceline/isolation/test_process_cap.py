@@ -9,9 +9,9 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.fair_queue import QueueOwner
 from paceline.isolation.cap import ProcessCap, Release
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.fair_queue import QueueOwner
+from paceline.platform.telemetry.metrics import Metrics
 from paceline_harness.patience import PATIENCE_S
 
 A, B = QueueOwner("t", "a"), QueueOwner("t", "b")

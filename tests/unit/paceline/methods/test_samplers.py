@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidError
+from paceline.generation.samplers.staged import Staged
 from paceline.methods.dart.sampler import DartOrder
 from paceline.methods.difficulty_pools.sampler import DifficultyPools
 from paceline.methods.vade.sampler import Vade
 from paceline.plugins import Context, GroupOutcome, Pick, Sampler
-from paceline.samplers.staged import Staged
 
 SIZE, GROUP, BATCH = 400, 8, 16
 Rate = Callable[[int], float]  # success rate by task

@@ -19,10 +19,10 @@ from paceline.methods.bapo.surrogate import bounds, share
 from paceline.methods.kl.regulariser import estimate
 from paceline.methods.m2po import M2poOptions
 from paceline.methods.m2po.surrogate import cap
+from paceline.methods.objective.load import load_objective
 from paceline.methods.parts.batch import Loss, Scale, TokenBatch
 from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.methods.ppo_ewma import EwmaOptions
-from paceline.objective.load import load_objective
 from paceline.plugins import registry
 
 

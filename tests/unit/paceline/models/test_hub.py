@@ -199,7 +199,7 @@ def test_data_are_shown_with_the_tokenizer_of_the_hub(
     }
     (tmp_path / "job.yaml").write_text(json.dumps(job))
     done = subprocess.run(
-        [sys.executable, "-m", "paceline.cli", "data", "inspect", str(tmp_path / "job.yaml")],
+        [sys.executable, "-m", "paceline.front.cli", "data", "inspect", str(tmp_path / "job.yaml")],
         env=os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": ""},
         capture_output=True,
         text=True,

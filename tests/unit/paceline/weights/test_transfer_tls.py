@@ -15,7 +15,7 @@ import uvloop
 from paceline.config.service import TlsSettings
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, UnavailableError
-from paceline.transport.rpc_authorization import WEIGHT_PEERS
+from paceline.platform.transport.rpc_authorization import WEIGHT_PEERS
 from paceline.weights import SnapshotHeader, Staging, WeightServer, plan, pull
 from paceline_harness.certificates import Authority
 

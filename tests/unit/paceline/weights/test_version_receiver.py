@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.telemetry.metrics import Metrics
+from paceline.platform.telemetry.metrics import Metrics
 from paceline.types import PolicyVersion
 from paceline.weights import Receiver, SnapshotHeader, Staging, Transfer, WeightServer, plan
 from paceline.weights.route import ChunkSource, Route, TransferReport

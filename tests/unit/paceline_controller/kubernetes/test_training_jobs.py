@@ -13,7 +13,7 @@ import yaml
 
 from kubernetes_double.api import ApiServer
 from paceline.enums import JobState
-from paceline.transport.rpc import connect
+from paceline.platform.transport.rpc import connect
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_controller.cluster.training_job_status import FINALIZER
 from paceline_controller.cluster.training_jobs import TrainingJobs

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.digest import digest_of
 from paceline.errors import NotFoundError, UnavailableError
+from paceline.platform.digest import digest_of
 from paceline_experience.jobs.forks.checkpoint_copies import CheckpointCopy
 from paceline_experience.jobs.job_files import JobFiles
 

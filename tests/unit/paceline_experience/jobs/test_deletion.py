@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from paceline.code.archive import pack
 from paceline.config import JobSpec
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import DeletedError, NotFoundError, PacelineError, StateError
-from paceline.files import write_json
+from paceline.isolation.code.archive import pack
+from paceline.platform.files import write_json
 from paceline.types import Worker
 from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.job_files import JobFiles

@@ -17,7 +17,6 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from paceline.config import JobSpec
-from paceline.digest import digest_of
 from paceline.enums import JobState
 from paceline.errors import (
     ConfigError,
@@ -28,6 +27,7 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
+from paceline.platform.digest import digest_of
 from paceline.v1.experience_pb2 import TrainSample
 from paceline_experience.jobs.forks.forking import Forking
 from paceline_experience.jobs.forks.plan import ForkPlan, fork_plan

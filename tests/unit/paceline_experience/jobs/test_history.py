@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from paceline import wire
 from paceline.config import JobSpec
 from paceline.enums import Purpose
-from paceline.progress import EvalOutcome, LedgerProgress
+from paceline.platform import wire
+from paceline.platform.progress import EvalOutcome, LedgerProgress
 from paceline.types import Job
 from paceline_experience.jobs.history import History, JobMetricRow, summarise
 from paceline_experience.jobs.job_parts import JobParts

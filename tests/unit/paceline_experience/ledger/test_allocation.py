@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.allocators.redundancy import Redundancy
+from paceline.generation.allocators.redundancy import Redundancy
 from paceline.methods.dars.allocator import Dars
 from paceline.plugins import Context, OpenGroup, Pick, Start, registry
 from paceline_experience.ledger.generation.allocation import InstalledAllocation, open_group

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import wire
 from paceline.enums import Purpose
+from paceline.platform import wire
 from paceline.types import Assignment, Task
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2

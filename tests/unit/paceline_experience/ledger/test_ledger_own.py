@@ -11,7 +11,7 @@ import pytest
 
 from paceline.config.uploads import CodeSpec
 from paceline.enums import StopReason
-from paceline.sandbox import landlock
+from paceline.isolation.sandbox import landlock
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_experience.ledger.generation.modes import EpisodeKey

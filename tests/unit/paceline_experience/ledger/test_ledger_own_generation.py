@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.config.uploads import CodeSpec
-from paceline.sandbox import landlock
+from paceline.isolation.sandbox import landlock
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.jobs.job_parts import JobParts
 from paceline_harness.patience import PATIENCE_S

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.digest import number
+from paceline.platform.digest import number
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.store.keys import JobKeys
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.api.episodes import ListedEpisode, NumberRange
 from paceline.config.limits import LimitSettings
 from paceline.enums import ScoreStatus
 from paceline.errors import InvalidError
+from paceline.front.api.episodes import ListedEpisode, NumberRange
 from paceline_experience.jobs.export import Exporter
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.stored.listing import EpisodeQuery

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.enums import EPISODE_TRANSITIONS, EpisodeState
-from paceline.telemetry.tracing import OFF, Span, Tracer, derived, episode_context, parse
+from paceline.platform.telemetry.tracing import OFF, Span, Tracer, derived, episode_context, parse
 from paceline_experience.ledger.state import GroupRecord
 from paceline_experience.ledger.traces import STAGES, Traces
 from paceline_experience.store.letters import LETTERS

@@ -23,9 +23,9 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import RedisError
 
-from paceline.config.store_url import without_secrets
 from paceline.errors import StoreError
-from paceline.local.store import server_binary
+from paceline.front.local.store import server_binary
+from paceline.platform.store_url import without_secrets
 from paceline_controller.certificates.pair import make_authority, make_leaf
 from paceline_experience.store.store import Store
 from paceline_harness.patience import PATIENCE_S

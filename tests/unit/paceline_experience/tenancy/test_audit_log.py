@@ -5,7 +5,7 @@ import pytest
 
 from paceline.enums import AuditOutcome
 from paceline.errors import InvalidError, NotFoundError
-from paceline.transport.principal import Principal, Role
+from paceline.platform.transport.principal import Principal, Role
 from paceline_experience.store.store import Store
 from paceline_experience.tenancy.audit_log import AuditEntry, AuditLog, fields_of
 from paceline_experience.tenancy.tokens import Tokens

@@ -14,7 +14,7 @@ from paceline.config.limits import LimitSettings
 from paceline.config.quota import MAX_TRAJECTORY_BYTES, MIB, Quota
 from paceline.enums import DropReason, GiveBackReason, JobState, TrackerState
 from paceline.errors import LimitError, QuotaError
-from paceline.transport.rpc import MAX_MESSAGE_BYTES
+from paceline.platform.transport.rpc import MAX_MESSAGE_BYTES
 from paceline.types import EpisodeProgress, Task, TrackerStatus
 from paceline_experience.jobs.history import History
 from paceline_experience.jobs.job_parts import JobParts

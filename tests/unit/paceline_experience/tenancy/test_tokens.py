@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InvalidError, StateError
-from paceline.transport.principal import ALL_TENANTS, Principal, Role
+from paceline.platform.transport.principal import ALL_TENANTS, Principal, Role
 from paceline_experience.store.store import Store
 from paceline_experience.tenancy.audit_log import AuditLog
 from paceline_experience.tenancy.tokens import Tokens

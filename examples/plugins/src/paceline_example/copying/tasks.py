@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from paceline.digest import Permutation, task_id
 from paceline.errors import InvalidError
+from paceline.platform.digest import Permutation, task_id
 from paceline.types import Task
 
 

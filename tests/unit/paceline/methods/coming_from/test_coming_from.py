@@ -17,9 +17,9 @@ import yaml
 
 from paceline.config.base import PluginSpec
 from paceline.config.objective import ObjectiveSpec
+from paceline.methods.objective.load import load_objective
 from paceline.methods.parts.batch import Scale, TokenBatch
 from paceline.methods.parts.whole_batch import WholeBatch
-from paceline.objective.load import load_objective
 from paceline.plugins import Context, EpisodeBatch, registry
 from paceline.testing.advantages import episode_batch
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from paceline.config import resolve_job
 from paceline.config.job import JobSpec
 from paceline.config.recipes import recipe
+from paceline.methods.objective.load import load_objective
 from paceline.methods.parts.batch import Scale, TokenBatch
 from paceline.methods.parts.proximal import Between
 from paceline.methods.parts.whole_batch import WholeBatch
-from paceline.objective.load import load_objective
 from paceline.plugins import Context, GroupOutcome, registry
 from paceline.testing.advantages import episode_batch
 from paceline_harness.methods.releases import RELEASES, SOURCES, Sample

@@ -1,5 +1,0 @@
-"""The `paceline` command. Handlers are imported only when called, so that `--help` is fast."""
-
-from paceline.cli.entry import main
-
-__all__ = ["main"]

@@ -1,5 +1,0 @@
-"""`paceline doctor`: what a machine, an installation and a cluster can do, and what is missing."""
-
-from paceline.cli.doctor.command import doctor
-
-__all__ = ["doctor"]

@@ -1,0 +1,1 @@
+"""Processes, files and connections: what services run on. It knows no job."""

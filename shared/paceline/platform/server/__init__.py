@@ -1,0 +1,1 @@
+"""Building blocks of a service process: chassis, health, liveness, membership, children."""
