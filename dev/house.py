@@ -243,7 +243,9 @@ def _is_in_kit(module: Module) -> bool:
 
 
 def _is_program(module: Module) -> bool:
-    if module.name.startswith(_NO_PROGRAMS) or module.name.endswith("__main__"):
+    if module.keeps_old_name or module.name.startswith(_NO_PROGRAMS):
+        return False
+    if module.name.endswith("__main__"):
         return False
     return '__name__ == "__main__"' in module.text or module.name.endswith(("_child", ".child"))
 
