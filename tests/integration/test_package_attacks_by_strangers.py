@@ -213,7 +213,9 @@ async def test_packages_hide_nothing_of_ours_and_start_with_no_process(target: R
         process = await start_sealed(
             sandbox, CodeFolder(code, packages), "probe", memory_bytes=1 << 30
         )
-        said = await process.stdout.readline()
+        answers = asyncio.StreamReader()
+        process.receive(answers.feed_data, answers.feed_eof)
+        said = await answers.readline()
         await process.kill()
     finally:
         await sandbox.close()

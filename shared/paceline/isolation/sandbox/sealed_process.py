@@ -14,7 +14,6 @@ from paceline.isolation.sandbox.pipes import ReadPipe, WritePipe
 from paceline.isolation.sandbox.zygote import HEAD
 
 _KEPT_ERRORS = 4096  # bytes of what it has printed, the last ones
-_UNREAD_BYTES = 1 << 20
 _PRINTED_BYTES, _PAUSE_S = 256 << 10, 1.0  # after so much, nothing more is read for a while
 
 
@@ -33,17 +32,16 @@ def kill(pidfd: int) -> None:
 
 
 class SealedProcess:
-    """Requests go to its standard input, answers are read from `stdout`."""
+    """Requests go to its standard input; its answers stay in their pipe until `receive`."""
 
     def __init__(self, forked: Forked, fds: tuple[int, ...]) -> None:
         given, out, err, status = fds
-        self.stdout = asyncio.StreamReader(limit=_UNREAD_BYTES)
         self._fds = [forked.pidfd, status]  # it fails if nobody could read its status
         self._end = forked.end
         self._printed = _Printed(err)
         self._stdin = WritePipe(given)
-        self._answers = ReadPipe(out, self.stdout.feed_data, self.stdout.feed_eof)
-        self.stdout.set_transport(self._answers)
+        self._answers = ReadPipe(out, lambda data: None, lambda: None)
+        self._answers.pause_reading()
 
     @classmethod
     def adopt(cls, forked: Forked, fds: tuple[int, ...], source: bytes) -> SealedProcess:
@@ -64,8 +62,9 @@ class SealedProcess:
         return process
 
     def receive(self, on_data: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
-        """Hand over what it answers from now on, in place of `stdout`; `on_end` is called once."""
+        """Hand over what it answers, from the first byte on; `on_end` is called once."""
         self._answers.hand_to(on_data, on_end)
+        self._answers.resume_reading()
 
     def pause(self) -> None:
         """Leave what it answers in its pipe."""

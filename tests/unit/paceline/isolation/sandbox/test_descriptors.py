@@ -80,7 +80,9 @@ async def killed(sandbox: Sandbox) -> None:
 async def ended(sandbox: Sandbox) -> None:
     process = await sandbox.start("print(input())", readable=(), limits=LIMITS)
     process.write(b"there\n")
-    assert await process.stdout.read() == b"there\n"
+    answers = asyncio.StreamReader()
+    process.receive(answers.feed_data, answers.feed_eof)
+    assert await answers.read() == b"there\n"
     process.write(b"nobody reads this\n" * 10_000)
     await process.kill()
 
