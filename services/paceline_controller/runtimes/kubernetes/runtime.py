@@ -135,8 +135,9 @@ class KubernetesRuntime:
             observed.append(self._judge(seen, pods[workload], states.refused(body), queued))
         for workload, bodies in self._inventory.trainer_jobs().items():
             seen = states.of_trainer(bodies, pods[workload])
-            refused = self._refusal(bodies, pods[workload])
-            queued = waits_for_admission(max(bodies, key=states.incarnation_of), pods[workload])
+            newest = max(bodies, key=states.incarnation_of)
+            refused = self._refusal(newest, pods[workload])
+            queued = waits_for_admission(newest, pods[workload])
             observed.append(self._judge(seen, pods[workload], refused, queued))
         for job_id, words in self._quarantine.words().items():
             self._waiting.setdefault(job_id, words)
@@ -260,10 +261,9 @@ class KubernetesRuntime:
             if not deleting(body):
                 await _attempt(name_of(body), self._renew(body))
 
-    def _refusal(self, trainer: list[Object], pods: list[Object]) -> str:
+    def _refusal(self, newest: Object, pods: list[Object]) -> str:
         """Why the newest incarnation of a trainer lacks pods, where the cluster says so."""
-        newest = max(trainer, key=states.incarnation_of, default=None)
-        if newest is None or states.ended(newest) or deleting(newest):
+        if states.ended(newest) or deleting(newest):
             return ""
         own = [pod for pod in pods if states.same_incarnation(pod, newest)]
         return "" if len(own) >= states.pods_wanted(newest) else self._inventory.refusal_of(newest)
